@@ -1,0 +1,158 @@
+"""A worker's end of the line to its launcher: messages both ways, and no life without the launcher.
+
+The line is a socket pair, so its end of file means that the launcher is gone, however it died; the worker then kills itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Never
+
+from echelon.errors import Timeout
+from echelon.fleet.wire import Garbled, Lines, to_line
+
+BACKLOG_LIMIT_BYTES = 64 << 20
+SEND_PATIENCE_S = 60.0
+
+
+class Tether:
+    """Made in the worker process by the fleet; one daemon thread listens from `listen` on.
+
+    `send` never waits for a launcher that is slow to read (a terminal may be paused): what the socket does not take is kept
+    and sent by the thread.
+    """
+
+    def __init__(self, line: socket.socket) -> None:
+        line.setblocking(False)
+        self._line = line
+        self._lines = Lines()
+        self._lock = threading.Lock()
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._sent = threading.Condition(self._lock)
+        self._arrived = threading.Condition()
+        self._go: dict[str, Any] | None = None
+        self._stop = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the launcher asked to stop. Workers learn of it at different moments and have to agree on the step."""
+        return self._stop
+
+    def wait_go(self, timeout_s: float) -> dict[str, Any]:
+        """The launcher's `go`, which it sends when every worker is ready."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._go is not None, timeout_s):
+                raise Timeout("waiting for the other workers to get ready", timeout_s)
+            assert self._go is not None
+            return self._go
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the launcher. In order, without waiting, except for room when a great deal has piled up."""
+        line = to_line(message)
+        with self._sent:
+            if not self._backlog:
+                line = line[self._write(line) :]
+            if not line:
+                return
+            if not self._sent.wait_for(lambda: self._backlog_bytes < BACKLOG_LIMIT_BYTES, SEND_PATIENCE_S):
+                raise Timeout("telling the launcher", SEND_PATIENCE_S)
+            self._backlog.append(line)
+            self._backlog_bytes += len(line)
+        self._wake()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Whether everything that was sent has left this process within `timeout_s`."""
+        with self._sent:
+            return self._sent.wait_for(lambda: not self._backlog, timeout_s)
+
+    def receive(self, timeout_s: float) -> list[dict[str, Any]]:
+        """The first messages, before there is a thread: the start itself comes this way."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ready, _, _ = select.select([self._line], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise Timeout("waiting for the launcher", timeout_s)
+            messages = self._read()
+            if messages:
+                return messages
+
+    def listen(self) -> None:
+        """Start the thread that obeys the launcher."""
+        threading.Thread(target=self._listen, name="echelon-tether", daemon=True).start()
+
+    def deliver(self, message: dict[str, Any]) -> None:
+        """Act on one message of the launcher."""
+        with self._arrived:
+            if message["kind"] == "stop":
+                self._stop = True
+            elif message["kind"] == "go":
+                self._go = message
+            self._arrived.notify_all()
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            poll.register(self._line, select.POLLIN | (select.POLLOUT if self._backlog else 0))
+            ready = dict(poll.poll())
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+            events = ready.get(self._line.fileno(), 0)
+            if events & select.POLLOUT:
+                self._drain()
+            if events & ~select.POLLOUT:
+                for message in self._read():
+                    self.deliver(message)
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            data = self._line.recv(65536)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            _die()
+        try:
+            return self._lines.feed(data)
+        except Garbled:
+            _die()  # whoever speaks there is not our launcher
+
+    def _drain(self) -> None:
+        with self._sent:
+            while self._backlog:
+                line = self._backlog.popleft()
+                taken = self._write(line)
+                self._backlog_bytes -= taken
+                if taken < len(line):
+                    self._backlog.appendleft(line[taken:])
+                    break
+            self._sent.notify_all()
+
+    def _write(self, line: bytes) -> int:
+        try:
+            return self._line.send(line, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            _die()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # the pipe is full of reasons to wake up already
+
+
+def _die() -> Never:
+    # SIGKILL and not an exit: no hook, no lock and no user code may keep an orphan alive.
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("SIGKILL returned")

@@ -1,13 +1,252 @@
-"""Starts workers on this machine, watches them to the end and turns whatever happens into results or one cause."""
+"""Starts workers on this machine, watches them to the end and turns whatever happens into results or one cause.
+
+What to do is decided by `watch.py` and `verdict.py`; here are the sockets, the processes, the signals and the clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from echelon.errors import ConfigError
+from echelon.fleet.caller import CallerStarter
+from echelon.fleet.from_template import TemplateStarter
+from echelon.fleet.line import Line
 from echelon.fleet.start import Start
+from echelon.fleet.starter import Ended, Lost, News, Starter, Unable, Warned
+from echelon.fleet.watch import Command, Finish, Show, Tell, Watch
+from echelon.fleet.wire import Garbled
+
+LOOPBACK = "127.0.0.1"
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BACKLOG = 4096  # every worker of a large fleet may connect to the store at the same moment
 
 
 def launch(start: Start, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """The `done` payload of each rank, or the typed root cause raised. Nothing it started is left behind."""
-    raise NotImplementedError
+    """The `done` payload of each rank, or the typed root cause raised. Nothing it started is left behind.
+
+    In the main thread Ctrl-C and SIGTERM ask the workers to stop; asked twice, they are killed.
+    """
+    with ExitStack() as cleanup:
+        store = cleanup.enter_context(_listen(start.port))
+        lines = [cleanup.enter_context(Line()) for _ in range(start.workers)]
+        for rank, line in enumerate(lines):
+            line.say(_introduction(start, rank, store.getsockname()[1]))
+        selector = cleanup.enter_context(selectors.DefaultSelector())
+        alarm, bell = socket.socketpair()
+        cleanup.enter_context(alarm)
+        cleanup.enter_context(bell)
+        cleanup.enter_context(_ring_on_signals(bell))
+        starter = _starter(start)
+        fleet = _Fleet(start=start, show=show, lines=lines, selector=selector, starter=starter, alarm=alarm)
+        cleanup.callback(fleet.close)
+        fleet.start_workers(store, [selector, alarm, bell])
+        verdict = fleet.run()
+    if verdict.error is not None:
+        raise verdict.error
+    return list(verdict.results)
+
+
+class _Fleet:
+    """The edge of one launch: events go into `Watch`, its commands are obeyed."""
+
+    def __init__(
+        self,
+        *,
+        start: Start,
+        show: Callable[[dict[str, Any]], None],
+        lines: list[Line],
+        selector: selectors.BaseSelector,
+        starter: Starter,
+        alarm: socket.socket,
+    ) -> None:
+        self._show = show
+        self._lines = lines
+        self._selector = selector
+        self._starter = starter
+        self._verdict: Finish | None = None
+        self._oom_kills = _oom_kills()
+        self._watch = Watch(
+            workers=start.workers, begun=time.monotonic(), grace_s=start.grace_s, finish_s=start.finish_s, run=start.run
+        )
+        for rank, line in enumerate(lines):
+            selector.register(line.ours, selectors.EVENT_READ, partial(self._hear, rank))
+        selector.register(starter, selectors.EVENT_READ, self._hear_starter)
+        selector.register(alarm, selectors.EVENT_READ, partial(self._interrupt, alarm))
+
+    def start_workers(self, store: socket.socket, private: Sequence[Any]) -> None:
+        """Ask for every worker; what only they should hold is closed here."""
+        for rank, line in enumerate(self._lines):
+            theirs = {line.theirs.fileno()} | ({store.fileno()} if rank == 0 else set())
+            ends = [end.fileno() for each in self._lines for end in (each.ours, each.theirs)]
+            ours = {*ends, store.fileno(), *(thing.fileno() for thing in private)}
+            foreign = sorted(fd for fd in ours - theirs if fd >= 0)
+            self._starter.start(rank, line.theirs, store if rank == 0 else None, foreign)
+            line.theirs.close()
+            if rank == 0:
+                store.close()
+
+    def run(self) -> Finish:
+        """Wait for events and act on them until there is a verdict."""
+        while self._verdict is None:
+            wait_s = max(self._watch.wake_at() - time.monotonic(), 0)
+            for key, _ in self._selector.select(wait_s):
+                key.data()
+            self._obey(self._watch.tick(time.monotonic()))
+        return self._verdict
+
+    def close(self) -> None:
+        left = self._starter.close()
+        if left:
+            self._tell_user({"event": "warning", "message": f"the processes of ranks {left} cannot be killed"})
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Tell(message=message):
+                    for rank, line in enumerate(self._lines):
+                        line.say(message)
+                        self._expect(rank)
+                case Show(event=event):
+                    self._tell_user(event)
+                case Finish():
+                    self._verdict = command
+
+    def _tell_user(self, event: dict[str, Any]) -> None:
+        self._show({"time": time.time(), **event})
+
+    def _hear(self, rank: int) -> None:
+        self._lines[rank].go_on()
+        self._listen_to(rank)
+        self._expect(rank)
+
+    def _listen_to(self, rank: int) -> bool:
+        """Take in what the worker has said; whether there may be more."""
+        try:
+            messages = self._lines[rank].read()
+        except Garbled as garbled:
+            self._obey(self._watch.garbled(rank, str(garbled), time.monotonic()))
+            messages = None
+        if messages is None:
+            self._hang_up(rank)
+            return False
+        for message in messages:
+            self._obey(self._watch.heard(rank, message, time.monotonic()))
+        return bool(messages)
+
+    def _hear_starter(self) -> None:
+        for news in self._starter.news():
+            self._obey(self._learn(news))
+            if isinstance(news, Lost):
+                self._selector.unregister(self._starter)
+
+    def _learn(self, news: News) -> list[Command]:
+        now = time.monotonic()
+        match news:
+            case Ended(rank=rank, status=status):
+                while rank in self._connected() and self._listen_to(rank):
+                    pass  # what it said before it ended comes first
+                return self._watch.ended(rank, status, now, out_of_memory=_oom_kills() > self._oom_kills)
+            case Lost(why=why):
+                return self._watch.starter_lost(why, now)
+            case Unable(error=error):
+                return self._watch.failed(error)
+            case Warned(message=message):
+                return [Show(event={"event": "warning", "message": message})]
+        return []
+
+    def _interrupt(self, alarm: socket.socket) -> None:
+        for _ in alarm.recv(64):
+            self._obey(self._watch.interrupted(time.monotonic()))
+
+    def _connected(self) -> set[int]:
+        return {rank for rank, line in enumerate(self._lines) if line.ours in self._selector.get_map()}
+
+    def _hang_up(self, rank: int) -> None:
+        if rank in self._connected():
+            self._selector.unregister(self._lines[rank].ours)
+
+    def _expect(self, rank: int) -> None:
+        line = self._lines[rank]
+        if rank in self._connected():
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.waits_to_send else 0)
+            self._selector.modify(line.ours, wanted, partial(self._hear, rank))
+
+
+def _starter(start: Start) -> Starter:
+    if isinstance(start.entry, str):
+        return TemplateStarter(start.preload)
+    return CallerStarter(start.entry)
+
+
+def _introduction(start: Start, rank: int, store_port: int) -> dict[str, Any]:
+    """The first message to a worker: all that it is told about itself."""
+    return {
+        "kind": "start",
+        "rank": rank,
+        "workers": start.workers,
+        "store_port": store_port,
+        "entry": start.entry if isinstance(start.entry, str) else None,
+        "request": start.request,
+        "argv": sys.argv,
+    }
+
+
+def _listen(port: int | None) -> socket.socket:
+    """The socket that rank 0 will host the store on, bound before anything starts so that nobody else can take the port."""
+    try:
+        return socket.create_server((LOOPBACK, port or 0), backlog=BACKLOG)
+    except OverflowError as error:
+        raise ConfigError(
+            "port", f"{port} is no port number; use 1 to 65535, or none to have a free one chosen"
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"{port} is in use by another program; name another, or none to have a free one chosen"
+            raise ConfigError("port", why) from error
+        raise ConfigError("port", f"{LOOPBACK}:{port or 0} cannot be listened on: {error.strerror}") from error
+
+
+@contextmanager
+def _ring_on_signals(bell: socket.socket) -> Iterator[None]:
+    """Ctrl-C and SIGTERM write to `bell` instead of interrupting. Only the main thread can; one that is ignored stays so."""
+
+    def ring(number: int, _frame: FrameType | None) -> None:
+        try:
+            bell.send(bytes([number]))
+        except BlockingIOError:
+            return  # rung often enough
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    bell.setblocking(False)
+    before = {number: signal.getsignal(number) for number in STOPPING_SIGNALS}
+    taken = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in taken:
+            signal.signal(number, ring)
+        yield
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        counters = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)

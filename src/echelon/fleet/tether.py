@@ -39,6 +39,7 @@ class Tether:
         self._arrived = threading.Condition()
         self._go: dict[str, Any] | None = None
         self._stop = False
+        self._asks_to_stop = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     @property
@@ -68,6 +69,11 @@ class Tether:
             self._backlog_bytes += len(line)
         self._wake()
 
+    def ask_to_stop(self) -> None:
+        """Ask the launcher to stop the run. Safe in a signal handler: it takes no lock."""
+        self._asks_to_stop = True
+        self._wake()
+
     def flush(self, timeout_s: float) -> bool:
         """Whether everything that was sent has left this process within `timeout_s`."""
         with self._sent:
@@ -76,9 +82,10 @@ class Tether:
     def receive(self, timeout_s: float) -> list[dict[str, Any]]:
         """The first messages, before there is a thread: the start itself comes this way."""
         deadline = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._line], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
+            if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
                 raise Timeout("waiting for the launcher", timeout_s)
             messages = self._read()
             if messages:
@@ -105,6 +112,9 @@ class Tether:
             ready = dict(poll.poll())
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
+                if self._asks_to_stop:
+                    self._asks_to_stop = False
+                    self.send({"kind": "stop"})
             events = ready.get(self._line.fileno(), 0)
             if events & select.POLLOUT:
                 self._drain()

@@ -29,11 +29,12 @@ class Lines:
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """The messages that `data` completes, in order."""
         self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n") if b"\n" in data else (bytes(self._rest),)
-        if max(len(rest), *map(len, lines), 0) >= LINE_LIMIT_BYTES:
-            raise Garbled(f"a line longer than {LINE_LIMIT_BYTES} bytes")
-        if lines:
+        lines: list[bytes] = []
+        if b"\n" in data:
+            *lines, rest = bytes(self._rest).split(b"\n")
             self._rest = bytearray(rest)
+        if max(len(self._rest), *map(len, lines), 0) >= LINE_LIMIT_BYTES:
+            raise Garbled(f"a line longer than {LINE_LIMIT_BYTES} bytes")
         return [_parse(line) for line in lines]
 
 

@@ -1,0 +1,7 @@
+"""Local gradients in, one agreed update out: the same on every worker, or none anywhere."""
+
+from echelon.agree.outcome import Agreement, Again, Applied, Outcome, Skipped
+from echelon.agree.replicated import Replicated
+from echelon.agree.update import Update
+
+__all__ = ["Again", "Agreement", "Applied", "Outcome", "Replicated", "Skipped", "Update"]

@@ -1,0 +1,213 @@
+"""Replicated agreement: every worker holds the whole model, gradients are summed over all of them, all apply the same update.
+
+Commit has two phases. Prepare: gradients are summed, and with the last bucket every worker's losses, weights and flags, so
+that all know the same outcome. Apply: each applies it. A worker that dies in between changes nothing: either somebody saw
+the outcome, and has the new state to give to those that did not, or nobody did, and the step is computed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from echelon.agree.outcome import Again, Applied, Outcome, Skipped
+from echelon.agree.summation import FloatSum, GridSum
+from echelon.agree.tail import Agreed, Flag, Tail, TailShape, read, write
+from echelon.agree.update import Update
+from echelon.comm import Group
+from echelon.errors import ConfigError, Diverged, UserError
+from echelon.layout import RunningStatistics, StepResult, parameters_of, persistent_buffers
+from echelon.layout.whole import MIXED_LOSS
+from echelon.slices import Step
+from echelon.state import State
+
+Probe = Callable[[Step, Mapping[str, Tensor]], None]
+"""Looks at the agreed mean gradients before they are clipped and applied (verify does)."""
+
+
+class Replicated:
+    """One worker's part of the agreement."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        update: Update,
+        statistics: RunningStatistics,
+        group: Group,
+        *,
+        slices: int,
+        exact: bool,
+        probe: Probe | None = None,
+    ) -> None:
+        self._module = module
+        self._parameters = parameters_of(module)
+        self._update = update
+        self._statistics = statistics
+        self._group = group
+        self._slices = slices
+        self._probe = probe
+        self.committed = 0
+        self._sent_before = 0
+        self._result = StepResult()
+        self._stop: Callable[[], bool] = lambda: False
+        if exact:
+            self._sum: FloatSum | GridSum = GridSum(self._parameters, group, self._tail_numel, slices)
+        else:
+            self._sum = FloatSum(self._parameters, group, self._tail_numel)
+        self._shape = self._tail_shape(self._sum.extras)
+        self._order = [name for bucket in self._sum.buckets for name in bucket.plan.names]
+
+    def _tail_shape(self, extras: int) -> TailShape:
+        return TailShape(
+            slices=self._slices,
+            ranks=self._group.size,
+            extras=extras,
+            parameters=len(self._parameters),
+            rows=len(self._statistics.rows),
+            row_width=self._statistics.width,
+        )
+
+    def _tail_numel(self, wire: torch.dtype, extras: int) -> int:
+        return self._tail_shape(extras).numel(wire)
+
+    def begin(self, step: Step, result: StepResult, stop: Callable[[], bool]) -> None:
+        """Open the step. `result` is filled by the executor while it runs; `stop` is asked when the last bucket leaves."""
+        self._result = result
+        self._stop = stop
+        self._sum.open(self._write_tail)
+
+    def window(self, last: bool) -> AbstractContextManager[None]:
+        return self._sum.watch(last)
+
+    def _write_tail(self, pending_bytes: int) -> None:
+        flags = Flag(0)
+        if self._stop():
+            flags |= Flag.STOP
+        if self._result.scaled is not None:
+            flags |= Flag.MEANS if self._result.scaled else Flag.SUMS
+        if self._result.buffers_changed:
+            flags |= Flag.BUFFERS
+        tail = Tail(
+            losses=[(loss.index, loss.total.detach(), loss.weight) for loss in self._result.losses],
+            flags=int(flags),
+            sent_bytes=self._group.meter.sent_bytes + pending_bytes - self._sent_before,
+            extras=self._sum.mine(),
+            present=[there for bucket in self._sum.buckets for there in bucket.present],
+            rows=self._statistics.rows,
+        )
+        self._sent_before = self._group.meter.sent_bytes + pending_bytes
+        write(tail, self._shape, self._group.rank, self._sum.tail)
+
+    def commit(self, step: Step, shares: Sequence[range]) -> Outcome:
+        """Agree, then apply one update on every worker or nothing anywhere."""
+        self._sum.close()
+        agreed = read(self._shape, self._sum.tail)
+        flags = Flag(0)
+        for flag in agreed.flags:
+            flags |= Flag(flag)
+        if Flag.MEANS in flags and Flag.SUMS in flags:
+            raise UserError(self._group.rank, MIXED_LOSS)
+        self._check_finite(step, agreed, shares)
+        misfit = self._sum.misfit(agreed)
+        if misfit:
+            return Again(reason=misfit)
+        weight = math.fsum(w for _, w in agreed.losses)
+        stop = Flag.STOP in flags
+        if weight == 0:
+            return self._skip(agreed, stop)
+        self._sum.finish(None if Flag.MEANS in flags else weight, agreed)
+        if self._probe:
+            self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
+        norm = self._update.apply()
+        self._settle(agreed, Flag.BUFFERS in flags)
+        return Applied(
+            loss=total_loss(agreed.losses) / weight,
+            weight=weight,
+            losses=agreed.losses,
+            sent_bytes=agreed.sent_bytes,
+            stop=stop,
+            norm=norm,
+        )
+
+    def _skip(self, agreed: Agreed, stop: bool) -> Skipped:
+        self._update.advance()
+        self.committed += 1
+        return Skipped(reason="the total weight is 0", losses=agreed.losses, sent_bytes=agreed.sent_bytes, stop=stop)
+
+    def _settle(self, agreed: Agreed, buffers_changed: bool) -> None:
+        if self._statistics:
+            self._statistics.apply(agreed.rows)
+        if buffers_changed:  # no rule of ours orders these changes; rank 0's count, as under DDP
+            for name, buffer in persistent_buffers(self._module).items():
+                if name not in self._statistics.names:
+                    self._group.broadcast(buffer, "sharing the buffers that forward changes")
+        self.committed += 1
+
+    def _check_finite(self, step: Step, agreed: Agreed, shares: Sequence[range]) -> None:
+        for index, (total, weight) in enumerate(agreed.losses):
+            if not (math.isfinite(total) and math.isfinite(weight)):
+                owner = next((rank for rank, share in enumerate(shares) if index in share), 0)
+                what = f"the loss of slice {index} is {total}" if not math.isfinite(total) else f"the weight of slice {index} is {weight}"
+                raise Diverged(step.number, f"{what}; nothing was applied. See: echelon replay RUN --step {step.number} --slice {index}", owner)
+            if weight < 0:
+                raise UserError(self._group.rank, f"loss returned the weight {weight} in step {step.number}, slice {index}; weights are at least 0")
+        for rank, extras in enumerate(agreed.extras):
+            for index, top in enumerate(extras):
+                if not math.isfinite(top):
+                    names = self._sum.buckets[index].plan.names
+                    raise Diverged(step.number, f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied", rank)
+
+    def export(self) -> State:
+        """Everything that must outlive this worker, by name."""
+        state = State(step=self.committed)
+        for name, parameter in self._module.named_parameters():
+            state.tensors[f"model/{name}"] = parameter.detach()
+        for name, buffer in persistent_buffers(self._module).items():
+            state.tensors[f"model/{name}"] = buffer
+        self._update.export(state)
+        if isinstance(self._sum, GridSum):
+            state.values["grid"] = list(self._sum.k)
+        return state
+
+    def restore(self, state: State) -> None:
+        """Become the worker that exported `state`."""
+        mine = {**dict(self._module.named_parameters()), **persistent_buffers(self._module)}
+        saved = {path.removeprefix("model/"): t for path, t in state.tensors.items() if path.startswith("model/")}
+        for name in sorted(mine.keys() | saved.keys()):
+            if name not in saved or name not in mine or saved[name].shape != mine[name].shape:
+                raise ConfigError("model", f"the checkpoint does not fit: {_difference(name, mine, saved)}; start anew with another --out")
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                tensor.copy_(saved[name])
+        self._update.restore(state)
+        if isinstance(self._sum, GridSum):
+            self._sum.k = list(state.values.get("grid") or self._sum.k)
+        self.committed = state.step
+
+    def without_gradient(self) -> list[str]:
+        """Parameters that had no gradient in the step just committed."""
+        return [name for name, parameter in self._parameters.items() if parameter.grad is None]
+
+    def detach(self) -> None:
+        """Give the parameters back as they were: no hooks, no buffers."""
+        self._sum.detach()
+
+
+def total_loss(losses: Sequence[tuple[float, float]]) -> float:
+    """Losses are added in slice order."""
+    total = 0.0
+    for loss, _ in losses:
+        total += loss
+    return total
+
+
+def _difference(name: str, mine: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
+    if name not in saved:
+        return f"{name} is not in it"
+    if name not in mine:
+        return f"the model has no {name}"
+    return f"{name} is {tuple(saved[name].shape)} there and {tuple(mine[name].shape)} in the model"

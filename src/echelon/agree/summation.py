@@ -1,0 +1,197 @@
+"""Summing gradients over slices and workers while backward runs: in floating point, or exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from echelon.agree import grid
+from echelon.agree.buckets import Arrivals, Bucket, plan_buckets
+from echelon.comm import Group, Pending
+
+
+class Summation(Protocol):
+    """Called in this order: `open` once a step, `watch` around each backward, `close` once all is sent."""
+
+    buckets: list[Bucket]
+    extras: int
+
+    @property
+    def tail(self) -> Tensor: ...
+
+    def open(self, write_tail: WriteTail) -> None: ...
+
+    def watch(self, last: bool) -> Any: ...
+
+    def close(self) -> None: ...
+
+    def mine(self) -> list[float]: ...
+
+    def misfit(self, agreed: Any) -> str | None: ...
+
+    def finish(self, weight: float | None, agreed: Any) -> None: ...
+
+
+class WriteTail(Protocol):
+    """Called when the last bucket is about to be sent; `pending_bytes` is what sending it will add to the meter."""
+
+    def __call__(self, pending_bytes: int) -> None: ...
+
+
+class _Summation:
+    """What both ways share: buckets in a fixed order, sent as they fill, the tail in the last one."""
+
+    extras = 0
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, wire: torch.dtype | None, tail_numel: Any) -> None:
+        plans = plan_buckets(parameters)
+        self._group = group
+        self.extras = len(plans) if wire else 0
+        wire_of_last = wire or plans[-1].dtype
+        self.buckets = [
+            Bucket(plan, parameters, wire, tail_numel(wire_of_last, self.extras) if index == len(plans) - 1 else 0)
+            for index, plan in enumerate(plans)
+        ]
+        self._sent: list[Pending] = []
+        self._write_tail: WriteTail | None = None
+        self._last = False
+        self._arrivals = Arrivals(self.buckets, [plan.names for plan in plans], self._full)
+
+    @property
+    def tail(self) -> Tensor:
+        return self.buckets[-1].tail
+
+    def open(self, write_tail: WriteTail) -> None:
+        self._write_tail = write_tail
+        self._sent = []
+        for bucket in self.buckets:
+            bucket.clear()
+            bucket.present = [False] * len(bucket.parameters)
+
+    def _full(self, index: int) -> None:
+        raise NotImplementedError
+
+    def _send(self, index: int) -> None:
+        bucket = self.buckets[index]
+        if index == len(self.buckets) - 1:
+            assert self._write_tail is not None
+            self._write_tail(self._group.cost_of_sum(bucket.wire))
+        self._sent.append(self._group.sum(bucket.wire, f"the gradients' all-reduce, bucket {index}"))
+
+    def close(self) -> None:
+        """Wait until every bucket is summed."""
+        for pending in self._sent:
+            pending.wait()
+        self._sent = []
+
+    def detach(self) -> None:
+        self._arrivals.close()
+
+
+class FloatSum(_Summation):
+    """Sums in floating point. Slices accumulate in `.grad`; buckets leave during the last backward."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: Any) -> None:
+        super().__init__(parameters, group, None, tail_numel)
+
+    @contextmanager
+    def watch(self, last: bool) -> Iterator[None]:
+        if not last:
+            yield
+            return
+        with self._arrivals.watch():
+            yield
+
+    def _full(self, index: int) -> None:
+        bucket = self.buckets[index]
+        if self._group.size > 1:
+            bucket.pack()
+        else:
+            bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
+        self._send(index)
+
+    def mine(self) -> list[float]:
+        return []
+
+    def misfit(self, agreed: Any) -> str | None:
+        return None
+
+    def finish(self, weight: float | None, agreed: Any) -> None:
+        """Leave the mean in `.grad`. `weight` None: the gradients were scaled before they were summed."""
+        start = 0
+        for bucket in self.buckets:
+            stop = start + len(bucket.parameters)
+            present = agreed.present[start:stop]
+            start = stop
+            if self._group.size > 1:
+                if weight is not None:
+                    bucket.flat[: bucket.plan.numel].div_(weight)
+                bucket.hand_back(present)
+            elif weight is not None:
+                torch._foreach_div_([p.grad for p in bucket.parameters if p.grad is not None], weight)
+
+
+class GridSum(_Summation):
+    """Sums exactly (grid.py). Every slice's gradients are rounded and added as soon as their bucket is full."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: Any, slices: int) -> None:
+        super().__init__(parameters, group, torch.int64, tail_numel)
+        self._slices = slices
+        self.k = [grid.FIRST_K] * len(self.buckets)
+        self._largest = [0.0] * len(self.buckets)
+        self._first = True
+
+    def open(self, write_tail: WriteTail) -> None:
+        super().open(write_tail)
+        self._largest = [0.0] * len(self.buckets)
+        self._first = True
+
+    @contextmanager
+    def watch(self, last: bool) -> Iterator[None]:
+        self._last = last
+        with self._arrivals.watch():
+            yield
+        self._first = False
+
+    def _full(self, index: int) -> None:
+        bucket = self.buckets[index]
+        bucket.pack()
+        bucket.clear()
+        size = bucket.plan.numel
+        values = bucket.flat[:size]
+        self._largest[index] = _larger(self._largest[index], grid.largest_magnitude(values))
+        grid.add_to_grid(values, self.k[index], bucket.wire[:size], self._first)
+        if self._last:
+            self._send(index)
+
+    def mine(self) -> list[float]:
+        return self._largest
+
+    def misfit(self, agreed: Any) -> str | None:
+        """Why the step must be computed again, if it must; the next k of every bucket is set either way."""
+        largest = [float(x) for x in agreed.extras.max(axis=0)]
+        misfits = [i for i, (k, top) in enumerate(zip(self.k, largest, strict=True)) if not grid.fits(k, top, self._slices)]
+        if misfits:
+            for index in misfits:
+                self.k[index] = grid.next_k(self.k[index], largest[index])
+            return f"exact sums need another grid for {len(misfits)} of {len(self.k)} buckets"
+        return None
+
+    def finish(self, weight: float | None, agreed: Any) -> None:
+        assert weight is not None
+        start = 0
+        for index, bucket in enumerate(self.buckets):
+            size = bucket.plan.numel
+            grid.from_grid(bucket.wire[:size], self.k[index], weight, bucket.flat[:size])
+            bucket.hand_back(agreed.present[start : start + len(bucket.parameters)])
+            start += len(bucket.parameters)
+        largest = agreed.extras.max(axis=0)
+        self.k = [grid.next_k(k, float(top)) for k, top in zip(self.k, largest, strict=True)]
+
+
+def _larger(a: float, b: float) -> float:
+    return b if b != b or b > a else a

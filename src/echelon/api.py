@@ -1,0 +1,202 @@
+"""From the caller's process to a result: where the job is, who starts the workers, what comes back."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from echelon.errors import ConfigError, StorageFailed, Stopped
+from echelon.events import Event
+from echelon.fleet import Start, launch
+from echelon.job import Job
+from echelon.plan import Plan
+from echelon.progress import progress
+from echelon.request import Request, Source
+from echelon.result import Result
+
+Show = Callable[[Event], None]
+Workers = int | str | tuple[int, int] | None
+
+
+def train(
+    job: Job,
+    plan: Plan | str = "dp",
+    workers: Workers = None,
+    *,
+    exact: bool = False,
+    out: str | Path | None = None,
+    steps: int | None = None,
+    resume: bool = False,
+    port: int | None = None,
+    show: Show | None = None,
+) -> Result:
+    """Train `job` by `plan` on `workers` local processes, or as one of torchrun's workers when started by it.
+
+    Raises a typed error (see errors.py) when something is wrong; `Stopped` when asked to stop, after saving.
+    """
+    if not isinstance(job, Job):
+        raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
+    source = find_source(job)
+    request = make_request(plan, exact, steps, out, resume, name_of(source), source)
+    from echelon.worker import workers_around_us
+
+    around = workers_around_us()
+    if around is not None:
+        return _join(request, job, around, workers)
+    return start(request, job, workers, port, show)
+
+
+def train_file(
+    target: str,
+    *,
+    plan: Plan | str = "dp",
+    workers: Workers = None,
+    exact: bool = False,
+    steps: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    port: int | None = None,
+    show: Show | None = None,
+    started: float | None = None,
+) -> Result:
+    """Train the job that a file defines. This process does not import it; the workers do."""
+    source = Source.parse(target)
+    request = make_request(plan, exact, steps, out, resume, name_of(source), source, started)
+    return start(request, None, workers, port, show)
+
+
+def start(request: Request, job: Job | None, workers: Workers, port: int | None, show: Show | None) -> Result:
+    """Start local workers and wait for what they come to. `job` is needed only if the request has no source."""
+    count = count_workers(workers)
+    Plan.parse(request.plan).resolve(count)
+    request = open_run(request)
+    watch = show or progress(sys.stdout)
+    try:
+        results = launch(
+            Start(
+                entry="echelon.worker:run_worker" if request.source else _forked(job),
+                request=request.to_dict(),
+                workers=count,
+                port=port,
+                run=request.out,
+            ),
+            watch,
+        )
+    finally:
+        if show is None:
+            watch.close()
+    return to_result(results[0])
+
+
+def _forked(job: Job | None) -> Any:
+    from echelon.worker import run_with
+
+    assert job is not None
+    return run_with(job)
+
+
+def _join(request: Request, job: Job, around: int, workers: Workers) -> Result:
+    from echelon.worker import rank_around_us, run_joined
+
+    if workers is not None and count_workers(workers) != around:
+        raise ConfigError("workers", f"is {workers} and WORLD_SIZE is {around}; leave workers= out, or make them equal")
+    if rank_around_us() == 0:
+        request = open_run(request)
+    return to_result(run_joined(request, job))
+
+
+def to_result(payload: dict[str, Any]) -> Result:
+    result = Result(**payload["result"])
+    if payload["stopped"]:
+        raise Stopped(result.steps, result.run)
+    return result
+
+
+def count_workers(workers: Workers) -> int:
+    """`N`, `(MIN, N)` or `"MIN:N"`; one worker if nothing is said."""
+    try:
+        if workers is None:
+            return 1
+        if isinstance(workers, str):
+            low, colon, high = workers.partition(":")
+            bounds = (int(low), int(high)) if colon else (1, int(low))
+        elif isinstance(workers, tuple):
+            bounds = (int(workers[0]), int(workers[1]))
+        else:
+            bounds = (1, int(workers))
+    except (TypeError, ValueError, IndexError) as error:
+        raise ConfigError("workers", f"must be a number, or MIN:N; got {workers!r}") from error
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise ConfigError("workers", f"must be at least 1, and MIN at most N; got {workers!r}")
+    return bounds[1]
+
+
+def find_source(job: object) -> Source | None:
+    """The file and module-level name by which a worker can import this very object again; None means: fork the caller."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if main is None or file is None or not Path(file).is_file() or getattr(main, "__spec__", None) is not None:
+        return None
+    for name, value in vars(main).items():
+        if value is job:
+            return Source(file=str(Path(file).resolve()), name=name)
+    return None
+
+
+def name_of(source: Source | None) -> str:
+    return re.sub(r"[^\w.-]", "-", Path(source.file).stem) if source else "job"
+
+
+def make_request(
+    plan: Plan | str,
+    exact: bool,
+    steps: int | None,
+    out: str | Path | None,
+    resume: bool,
+    name: str,
+    source: Source | None,
+    started: float | None = None,
+) -> Request:
+    """Parse the plan, find the run folder: the values that every worker is given."""
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ConfigError("steps", f"must be a whole number, at least 1; got {steps!r}")
+    folder = Path(out) if out is not None else _default_folder(name, resume)
+    return Request(
+        plan=str(Plan.of(plan)),
+        exact=exact,
+        steps=steps,
+        out=str(folder),
+        resume=resume,
+        started=started or time.time(),
+        source={"file": source.file, "name": source.name} if source else None,
+    )
+
+
+def _default_folder(name: str, resume: bool) -> Path:
+    """A new folder, named by the time; to resume, the newest of that name."""
+    runs = Path("runs")
+    earlier = sorted(runs.glob(f"{name}-[0-9]*-[0-9]*")) if resume else []
+    return earlier[-1] if earlier else runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name for people
+
+
+def open_run(request: Request) -> Request:
+    """Make the run folder. An earlier run that is not resumed is moved aside, never mixed with or deleted."""
+    run = Path(request.out)
+    moved = None
+    try:
+        if not request.resume and any((run / part).exists() for part in ("events.jsonl", "checkpoints", "job.json")):
+            moved = next(p for n in range(1, 10**6) if not (p := run.with_name(f"{run.name}.{n}")).exists())
+            run.rename(moved)
+        run.mkdir(parents=True, exist_ok=True)
+        probe = run / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageFailed(str(run), f"{error.strerror or error}; choose a writable folder with --out") from error
+    values = request.to_dict()
+    return Request(**{**values, "moved": str(moved) if moved else None})

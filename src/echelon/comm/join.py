@@ -1,0 +1,72 @@
+"""Joining the ranks of a job into one group, and leaving it."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from echelon.comm.group import Group, transport_errors
+from echelon.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where ranks find each other.
+
+    `listen_fd`: a listening socket that rank 0 serves the store on, if it was given one. `serve`: whether rank 0 serves the
+    store at all (under torchrun its agent may). `attempt` keeps the traces of an earlier start in the same store apart.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    listen_fd: int | None = None
+    serve: bool = True
+    attempt: str = "0"
+    timeout_s: float = 600.0
+
+
+def join(meeting: Meeting, device: torch.device, backend: str) -> Group:
+    """Meet the other ranks. Alone, there is nobody to meet and no port is opened."""
+    if meeting.size == 1:
+        return Group(None, device)
+    store = _store(meeting)
+    with transport_errors("joining the group"):
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"echelon/{meeting.attempt}", store),
+            rank=meeting.rank,
+            world_size=meeting.size,
+            timeout=timedelta(seconds=meeting.timeout_s),
+        )
+    return Group(dist.group.WORLD, device)
+
+
+def _store(meeting: Meeting) -> dist.Store:
+    serves = meeting.rank == 0 and meeting.serve
+    try:
+        return dist.TCPStore(
+            meeting.host,
+            meeting.port,
+            meeting.size,
+            is_master=serves,
+            timeout=timedelta(seconds=meeting.timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=meeting.listen_fd if serves else None,
+        )
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
+            raise ConfigError("port", f"{meeting.port} on {meeting.host} is in use; choose another (MASTER_PORT) or end what uses it") from error
+        raise
+
+
+def leave() -> None:
+    """Drop the group. Tensors and hooks that refer to it must be gone before (a collector run makes sure)."""
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()

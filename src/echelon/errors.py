@@ -1,0 +1,242 @@
+"""Typed errors: each knows its exit code, carries its fields across a process boundary and says what to do next."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+
+class EchelonError(Exception):
+    """Base of everything Echelon raises on purpose. `exit_code` is what the command line returns for it."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        for name, value in fields.items():
+            setattr(self, name, value)
+        super().__init__(self.describe())
+
+    def describe(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return decode, (encode(self),)
+
+
+class ConfigError(EchelonError):
+    """A job, a plan or an option that cannot work. `term` is the word at fault."""
+
+    exit_code = 2
+    term: str
+    why: str
+
+    def __init__(self, term: str, why: str) -> None:
+        super().__init__(term=term, why=why)
+
+    def describe(self) -> str:
+        return f"{self.term}: {self.why}"
+
+
+class OutOfMemoryPlan(EchelonError):
+    """A plan that would need more memory than there is."""
+
+    exit_code = 2
+    needed: int
+    available: int
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(needed=needed, available=available)
+
+    def describe(self) -> str:
+        return f"the plan needs {self.needed / 2**30:.2f} GiB per worker and {self.available / 2**30:.2f} GiB are there"
+
+
+class UserError(EchelonError):
+    """The user's code failed on `rank`; `trace` is its traceback, shown once and before anything else."""
+
+    exit_code = 3
+    rank: int
+    why: str
+    trace: str
+
+    def __init__(self, rank: int, why: str, trace: str = "") -> None:
+        super().__init__(rank=rank, why=why, trace=trace)
+
+    def describe(self) -> str:
+        return f"rank {self.rank}: {self.why}"
+
+
+class Diverged(EchelonError):
+    """The loss or a gradient stopped being a number; nothing of that step was applied."""
+
+    exit_code = 3
+    step: int
+    why: str
+    rank: int
+
+    def __init__(self, step: int, why: str, rank: int = 0) -> None:
+        super().__init__(step=step, why=why, rank=rank)
+
+    def describe(self) -> str:
+        return f"step {self.step}, rank {self.rank}: {self.why}"
+
+
+class VerificationFailed(EchelonError):
+    """A plan that does not compute what one process computes."""
+
+    exit_code = 4
+    why: str
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why=why)
+
+    def describe(self) -> str:
+        return self.why
+
+
+class Stopped(EchelonError, SystemExit):
+    """Training was asked to stop and can be resumed. Uncaught, it ends a script quietly with exit code 75."""
+
+    exit_code = 75
+    step: int
+    run: str
+
+    def __init__(self, step: int, run: str) -> None:
+        super().__init__(step=step, run=run)
+        self.code = self.exit_code
+
+    def describe(self) -> str:
+        if self.step:
+            return f"stopped on request after step {self.step}; go on with --resume --out {self.run}"
+        return "stopped on request before the first step; nothing was trained"
+
+
+class TooFewWorkers(EchelonError):
+    """Workers were lost and too few are left to go on."""
+
+    exit_code = 76
+    why: str
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why=why)
+
+    def describe(self) -> str:
+        return self.why
+
+
+class PeerLost(EchelonError):
+    """Another worker died or fell silent. A symptom: whoever collects errors prefers any other cause."""
+
+    exit_code = 76
+    rank: int
+    during: str
+
+    def __init__(self, rank: int, during: str) -> None:
+        super().__init__(rank=rank, during=during)
+
+    def describe(self) -> str:
+        who = f"rank {self.rank}" if self.rank >= 0 else "a worker"
+        return f"{who} was lost during {self.during}"
+
+
+class Timeout(EchelonError):
+    """A wait ran into its bound."""
+
+    exit_code = 76
+    op: str
+    seconds: float
+
+    def __init__(self, op: str, seconds: float) -> None:
+        super().__init__(op=op, seconds=seconds)
+
+    def describe(self) -> str:
+        return f"{self.op} did not finish within {self.seconds:g} s"
+
+
+class StorageFailed(EchelonError):
+    """The run folder or a checkpoint could not be written or read."""
+
+    exit_code = 77
+    path: str
+    why: str
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path=path, why=why)
+
+    def describe(self) -> str:
+        return f"{self.path}: {self.why}"
+
+
+class CheckpointCorrupt(EchelonError):
+    """Saved state that is not what was written; it is never loaded."""
+
+    exit_code = 78
+    path: str
+    why: str
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path=path, why=why)
+
+    def describe(self) -> str:
+        return f"{self.path}: {self.why}; it was not loaded"
+
+
+class Bug(EchelonError):
+    """A fault of Echelon itself, with its traceback."""
+
+    exit_code = 1
+    rank: int
+    why: str
+    trace: str
+
+    def __init__(self, rank: int, why: str, trace: str = "") -> None:
+        super().__init__(rank=rank, why=why, trace=trace)
+
+    def describe(self) -> str:
+        who = f"rank {self.rank}: " if self.rank >= 0 else ""
+        return f"{who}{self.why} (a bug in Echelon; please report it with the traceback above)"
+
+
+def encode(error: EchelonError) -> dict[str, Any]:
+    """The error as JSON-able values."""
+    return {"type": type(error).__name__, **error.fields}
+
+
+def decode(values: dict[str, Any]) -> EchelonError:
+    """The error that `encode` wrote, of the same type and with the same fields."""
+    fields = dict(values)
+    name = fields.pop("type")
+    kind = {cls.__name__: cls for cls in _all_errors(EchelonError)}[name]
+    return kind(**fields)
+
+
+def _all_errors(root: type[EchelonError]) -> list[type[EchelonError]]:
+    return [root, *(found for child in root.__subclasses__() for found in _all_errors(child))]
+
+
+@contextmanager
+def users_code(doing: str, rank: int = -1) -> Iterator[None]:
+    """Whatever the user's code raises inside becomes a `UserError` with its traceback; rank -1 is filled in by the worker."""
+    try:
+        yield
+    except (EchelonError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise UserError(rank, f"sys.exit({error.code!r}) was called while {doing}", traceback.format_exc()) from error
+    except Exception as error:
+        if _is_out_of_memory(error):
+            why = f"rank {rank} ran out of memory while {doing}" if rank >= 0 else f"memory ran out while {doing}"
+            raise ConfigError("memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({_headline(error)})") from error
+        raise UserError(rank, f"{_headline(error)} (while {doing})", traceback.format_exc()) from error
+
+
+def _headline(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)

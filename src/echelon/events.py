@@ -1,0 +1,66 @@
+"""What happened, as records: one JSON object a line in the run folder, the same objects to whoever watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from echelon.errors import StorageFailed
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+
+def event(name: str, **fields: Any) -> Event:
+    return {"event": name, "time": time.time(), **fields}
+
+
+class EventLog:
+    """Appends events to `events.jsonl`. A line is written whole or, after a crash, is the torn last one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise StorageFailed(str(path), error.strerror or str(error)) from error
+
+    def __call__(self, record: Event) -> None:
+        try:
+            self._file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise StorageFailed(str(self._path), error.strerror or str(error)) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Every whole event of a log; a torn last line is left out."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def rewind(path: Path, step: int) -> int:
+    """Take back the steps after `step` (a run that died after its last checkpoint computes them again); how many there were.
+
+    So the log keeps exactly one `step` event for each committed step.
+    """
+    if not path.exists():
+        return 0
+    events = list(read_events(path))
+    kept = [e for e in events if not (e["event"] in ("step", "push", "evaluate") and e["step"] > step)]
+    lost = sum(e["event"] == "step" and e["step"] > step for e in events)
+    beside = path.with_name(f".{path.name}.rewound")
+    with beside.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(e) + "\n" for e in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return lost

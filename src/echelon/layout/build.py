@@ -1,0 +1,49 @@
+"""Building the user's model: the same initial weights on every plan, and a clear word on what cannot be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from echelon.errors import ConfigError, users_code
+from echelon.randomness import Generators, init_seed
+
+
+def build_module(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+    """Call the user's factory under the job's own random state and move the model to its device."""
+    Generators.of().set(init_seed(seed))
+    with users_code("making the model"):
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise ConfigError("model", f"model() must return a torch.nn.Module; it returned {type(module).__name__}")
+    check_module(module)
+    return module.to(device).train()
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what would train wrongly or not at all."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.SyncBatchNorm):
+            raise ConfigError(
+                "model",
+                f"{name or 'the model'} is SyncBatchNorm, which normalises over whoever happens to be there; "
+                "use BatchNorm: Echelon normalises by slice, the same on any number of workers",
+            )
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedTensorMixin)]
+    if lazy:
+        raise ConfigError("model", f"{lazy[0]} has no shape yet (a Lazy module); run one batch through it in model() first")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError("model", "it has no parameter that requires a gradient; there is nothing to train")
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter that is trained, by its first name, in the order the module registers them."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Every buffer that belongs to the model's state, by its name."""
+    names = set(module.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in module.named_buffers() if name in names}

@@ -1,0 +1,49 @@
+"""Where one worker is: its rank among how many, its device, its share of this machine's cores."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """`cores`: what this process may run on. `forked`: it is a fork of a process that may have used torch's threads already."""
+
+    rank: int
+    workers: int
+    local_rank: int
+    local_workers: int
+    cores: int
+    forked: bool = False
+
+    def device(self) -> torch.device:
+        """A GPU of its own if there is one, else the CPU."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+    def backend(self, device: torch.device) -> str:
+        """NCCL refuses two ranks on one GPU; gloo then moves their tensors through the host."""
+        if device.type == "cuda" and self.local_workers <= torch.cuda.device_count():
+            return "cpu:gloo,cuda:nccl"
+        return "gloo"
+
+    def threads(self, exact: bool) -> int:
+        """One in exact mode (two change the bits of sums), and in a fork (torch's thread pool does not survive one)."""
+        return 1 if exact or self.forked else max(1, self.cores // self.local_workers)
+
+
+def arithmetic() -> dict[str, Any]:
+    """What decides the bits of a floating-point result besides the program."""
+    return {
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }

@@ -1,0 +1,90 @@
+"""What a worker is asked to do: plain values that travel to its process, and how it comes by the job."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from echelon.errors import ConfigError, UserError
+from echelon.job import Job
+
+MODULE = "__echelon_job__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A module-level name of a file. `name` None: `job`, or the only Job in the file."""
+
+    file: str
+    name: str | None = None
+
+    @classmethod
+    def parse(cls, target: str) -> Source:
+        """`FILE` or `FILE:name`."""
+        file, colon, name = target.rpartition(":")
+        if not colon or not name.isidentifier():
+            file, name = target, ""
+        path = Path(file)
+        if not path.is_file():
+            raise ConfigError("file", f"{file} is not there; give the Python file that defines the job, as FILE or FILE:name")
+        return cls(file=str(path.resolve()), name=name or None)
+
+    def load(self, rank: int) -> Any:
+        """Import the file and return what the name stands for."""
+        module = import_file(self.file, rank)
+        if self.name is not None:
+            if not hasattr(module, self.name):
+                raise ConfigError("file", f"{self.file} has no {self.name!r}")
+            return getattr(module, self.name)
+        found = {name: value for name, value in vars(module).items() if isinstance(value, Job)}
+        if "job" in found:
+            return found["job"]
+        if len(found) != 1:
+            names = f"it has {', '.join(found)}; say which, as {Path(self.file).name}:NAME" if found else "define job = echelon.Job(...)"
+            raise ConfigError("file", f"{self.file} has no module-level name 'job'; {names}")
+        return next(iter(found.values()))
+
+
+def import_file(file: str, rank: int) -> Any:
+    """Import a file as a module of its own; what it raises is the user's error."""
+    if MODULE in sys.modules and sys.modules[MODULE].__file__ == file:
+        return sys.modules[MODULE]
+    spec = importlib.util.spec_from_file_location(MODULE, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError("file", f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    folder = str(Path(file).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  also sys.exit(): the file did not import
+        trace = traceback.format_exc()
+        raise UserError(rank, f"{file} did not import: {type(error).__name__}: {error}", trace) from error
+    return module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One training run, as every worker is told of it. `record`: a folder to write each step's tensors to (verify)."""
+
+    plan: str = "dp"
+    exact: bool = False
+    steps: int | None = None
+    out: str = ""
+    resume: bool = False
+    merge: bool = True
+    started: float = 0.0
+    source: dict[str, Any] | None = None
+    record: str | None = None
+    moved: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -16,7 +16,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## make .venv with everything the other targets need
 
-demo: $(READY)  ## train a small classifier on two workers (under a minute)
+demo: $(READY)  ## train a small classifier on two workers
 	@echo "== two workers train examples/digits.py"
 	@$(BIN)/echelon train examples/digits.py --plan dp --workers 2
 

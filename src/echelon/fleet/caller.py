@@ -1,4 +1,4 @@
-"""Workers forked from the calling process itself, for a job that only lives in its memory: a closure, a notebook, a test."""
+"""Workers forked from the calling process itself, for a job that only lives in its memory (closure, notebook, test)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echelon.fleet.starter import Ended, News, Processes, Started
 
 
 class CallerStarter:
-    """Forks at once. The caller may have other threads: they do not exist in the worker, which starts none of them again."""
+    """Forks at once. Other threads that the caller has do not exist in the worker."""
 
     def __init__(self, entry: Callable[[WorkerStart], int]) -> None:
         refuse_after_cuda()
@@ -78,6 +78,6 @@ def refuse_after_cuda() -> None:
     if cuda is not None and cuda.is_initialized():
         raise ConfigError(
             "job",
-            "it can only be reached by forking this process, and this process already uses CUDA, which does not survive a "
-            "fork; put the job into a file, at module level, and start it with `echelon train FILE`, or use no CUDA before",
+            "it can only be reached by forking this process, which uses CUDA already, and CUDA survives no fork; "
+            "put the job into a file, at module level, and start it with `echelon train FILE`, or use no CUDA before",
         )

@@ -22,14 +22,14 @@ START_PATIENCE_S = 60.0
 FLUSH_PATIENCE_S = 60.0
 STDIN = 0
 STDERR = 2
-HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # held back around a fork, until the child has handlers of its own
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # held back around a fork, until the child has its own handlers
 
-# Found before any fork: in a child of a process with threads, looking up a symbol may wait for a lock that nobody holds.
+# Found before any fork: in a child of a process with threads, looking a symbol up may wait for a lock nobody holds.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that made it ends. `parent` tells whether that has happened already.
+    """Have the kernel kill this process when the thread that made it ends; `parent` tells whether it has already.
 
     The launching thread stays in `launch` for as long as there are workers, so its end is the launcher's end.
     """
@@ -121,7 +121,7 @@ def _find(entry: str) -> Callable[[WorkerStart], int]:
 
 
 def _take_signals(tether: Tether) -> None:
-    """A terminal's Ctrl-C goes to the launcher, which asks all to stop. SIGTERM, too, stops the run and not one worker."""
+    """A terminal's Ctrl-C goes to the launcher, which asks all to stop. SIGTERM, too, stops the run, not one worker."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: tether.ask_to_stop())
@@ -148,8 +148,8 @@ def _leave_terminal(workers: int) -> None:
 def _own_random_state(*, fresh_torch: bool) -> None:
     """Nobody draws the numbers that a sibling or the forking process draws, only because a fork copied a generator.
 
-    Python does this for `random` itself. torch is left alone in a worker from the template: no number was drawn there, so
-    it is in the state in which every new process finds it, and tensors made while a file is imported are the same everywhere.
+    Python does this for `random` itself. torch is left alone in a worker from the template: no number was drawn there,
+    so it is in the state in which every new process finds it, and what a file makes while imported is alike everywhere.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

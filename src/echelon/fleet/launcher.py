@@ -208,19 +208,18 @@ def _listen(port: int | None) -> socket.socket:
     try:
         return socket.create_server((LOOPBACK, port or 0), backlog=BACKLOG)
     except OverflowError as error:
-        raise ConfigError(
-            "port", f"{port} is no port number; use 1 to 65535, or none to have a free one chosen"
-        ) from error
+        why = f"{port} is no port number; use 1 to 65535, or none to get a free one"
+        raise ConfigError("port", why) from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = f"{port} is in use by another program; name another, or none to have a free one chosen"
+            why = f"{port} is in use by another program; name another, or none to get a free one"
             raise ConfigError("port", why) from error
         raise ConfigError("port", f"{LOOPBACK}:{port or 0} cannot be listened on: {error.strerror}") from error
 
 
 @contextmanager
 def _ring_on_signals(bell: socket.socket) -> Iterator[None]:
-    """Ctrl-C and SIGTERM write to `bell` instead of interrupting. Only the main thread can; one that is ignored stays so."""
+    """Ctrl-C and SIGTERM write to `bell`. Only the main thread can hear them; one that is ignored stays so."""
 
     def ring(number: int, _frame: FrameType | None) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, Self
 
 from echelon.fleet.wire import Lines, to_line
 
@@ -17,7 +17,7 @@ class Line:
         self._lines = Lines()
         self._unsent = bytearray()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

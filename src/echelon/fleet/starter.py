@@ -1,4 +1,4 @@
-"""The seam between the launcher and a way to make worker processes, and the processes made, held so that none is mistaken."""
+"""The seam between the launcher and a way to make worker processes, and a hold on the processes made."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Starter(Protocol):
 
 @dataclass
 class Processes:
-    """Worker processes by descriptor: a process id may be given to another process, and a zombie looks alive by its id."""
+    """Worker processes by descriptor: an id may be given to another process, and a zombie looks alive by its id."""
 
     _handles: dict[int, int] = field(default_factory=dict)
     _waits: select.epoll = field(default_factory=select.epoll)

@@ -1,7 +1,7 @@
 """The process that workers are forked from: it has imported torch and done nothing with it.
 
-It stays single-threaded, runs no tensor operation and never touches CUDA, so that a fork of it is as good as a new process that has
-paid for the imports. One request makes one worker; the end of the control socket ends all of them.
+It stays single-threaded, runs no tensor operation and never touches CUDA, so that a fork of it is as good as a new
+process that has paid for the imports. One request makes one worker; the end of the control socket ends all of them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A worker's end of the line to its launcher: messages both ways, and no life without the launcher.
 
-The line is a socket pair, so its end of file means that the launcher is gone, however it died; the worker then kills itself.
+The line is a socket pair: its end of file means that the launcher is gone, however it died, and ends the worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -24,8 +25,8 @@ SEND_PATIENCE_S = 60.0
 class Tether:
     """Made in the worker process by the fleet; one daemon thread listens from `listen` on.
 
-    `send` never waits for a launcher that is slow to read (a terminal may be paused): what the socket does not take is kept
-    and sent by the thread.
+    `send` does not wait for a launcher that is slow to read (a terminal may be paused): what it cannot send at once is
+    kept and sent by the thread.
     """
 
     def __init__(self, line: socket.socket) -> None:
@@ -44,7 +45,7 @@ class Tether:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the launcher asked to stop. Workers learn of it at different moments and have to agree on the step."""
+        """Whether the launcher asked to stop. Workers learn of it at different moments and must agree on the step."""
         return self._stop
 
     def wait_go(self, timeout_s: float) -> dict[str, Any]:
@@ -156,10 +157,8 @@ class Tether:
             _die()
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of reasons to wake up already
             os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass  # the pipe is full of reasons to wake up already
 
 
 def _die() -> Never:

@@ -1,7 +1,7 @@
 """Pure: the one cause to report, from everything that workers said and everything that happened to them.
 
-One fault makes every worker fail, most of them with a symptom ("a peer was lost"). What is said first is seldom the cause, so
-findings are weighed, and the heavier ones are waited for a little.
+One fault makes every worker fail, most of them with a symptom ("a peer was lost"). What is said first is seldom the
+cause, so findings are weighed, and better ones are waited for a little.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ def patience_s(findings: Sequence[Finding]) -> float:
 def root_cause(findings: Sequence[Finding]) -> EchelonError:
     """The error to raise. Equal errors of several ranks are reported for the lowest of them.
 
-    A typed error explains more than a death, unless the death came first: user code that talks to its peers itself raises
-    when one of them is killed, but nothing a worker raises kills another by SIGKILL or a crash.
+    A typed error explains more than a death, unless the death came first: user code that talks to its peers itself
+    raises when one of them is killed, but nothing a worker raises kills another by SIGKILL or a crash.
     """
     first = min(findings, key=lambda f: (f.weight, _vagueness(f.error), f.at))
     if first.weight is Weight.CAUSE:
         before = [f for f in findings if f.first_cause and f.at <= first.at + SAME_MOMENT_S]
         first = min(before, key=lambda f: f.at, default=first)
     alike = [f for f in findings if _same(f.error, first.error)]
-    return min(alike, key=lambda f: f.rank).error
+    return min(alike, key=lambda f: f.rank, default=first).error
 
 
 def _vagueness(error: EchelonError) -> int:

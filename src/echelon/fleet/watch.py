@@ -1,4 +1,4 @@
-"""Pure: what to do next about a fleet of workers, as a state machine over what they say, how they end and what time it is.
+"""Pure: what to do next about a fleet of workers, a state machine over what they say, how they end and the time.
 
     starting ──ready──► waiting ──go (all are ready)──► training ──done / failed / ended──► accounted for
 

@@ -70,13 +70,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def stream_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> HashedFile:
     """As `write_tensors`, for callers who know better than this file's name what an `OSError` is about."""
+    for name, tensor in tensors.items():
+        check_storable(name, tensor)
     # The library's order: wide elements first keeps every tensor aligned for readers that map the file.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     offset = 0
     for name in names:
         tensor = tensors[name]
-        check_storable(name, tensor)
         stop = offset + tensor.numel() * tensor.dtype.itemsize
         header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, stop]}
         offset = stop
@@ -113,8 +114,8 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise ConfigError(repr(name), "is no name a tensor can be saved under; use text")
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise ConfigError(name, f"is a {type(tensor).__name__}, not a plain tensor; save its full value")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise ConfigError(name, "is sparse or quantized, and only dense tensors can be saved")
+    if tensor.layout != torch.strided:
+        raise ConfigError(name, "is sparse, and only dense tensors can be saved")
     if tensor.device.type == "meta":
         raise ConfigError(name, "has no values yet (it is on the meta device)")
 
@@ -150,8 +151,9 @@ def find_ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """
     first: dict[tuple[Any, ...], str] = {}
     ties = {}
+    for name, tensor in tensors.items():
+        check_plain(name, tensor)
     for name in sorted(tensors):
-        check_plain(name, tensors[name])
         if tensors[name].numel():
             owner = first.setdefault(_identity(tensors[name]), name)
             if owner != name:

@@ -16,6 +16,7 @@ import pytest
 
 HERE = Path(__file__).parent
 PATIENCE_S = 30.0
+sys.path.insert(0, str(HERE))  # so that tests, and the templates they start, find the worker functions
 
 LAUNCHER = """
 import json, sys
@@ -27,7 +28,8 @@ if __name__ == "__main__":
     entry = {entry!r}
     if {fork!r}:
         entry = getattr(fleet_workers, entry.partition(":")[2])
-    start = Start(entry=entry, workers={workers!r}, preload=(), run="runs/x", grace_s={grace_s!r})
+    print(json.dumps({{"event": "launching"}}), flush=True)
+    start = Start(entry=entry, workers={workers!r}, preload={preload!r}, run="runs/x", grace_s={grace_s!r})
     try:
         launch(start, lambda event: print(json.dumps(event), flush=True))
     except EchelonError as error:
@@ -36,16 +38,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(autouse=True)
-def worker_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
-
-
 class Launcher:
     """A process that launches, with what it showed."""
 
-    def __init__(self, entry: str, *, workers: int, fork: bool, grace_s: float) -> None:
-        text = LAUNCHER.format(here=str(HERE), entry=f"fleet_workers:{entry}", workers=workers, fork=fork, grace_s=grace_s)
+    def __init__(self, entry: str, **options: Any) -> None:
+        text = LAUNCHER.format(here=str(HERE), entry=f"fleet_workers:{entry}", **options)
         self.process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -82,8 +79,8 @@ class Launcher:
 def launcher() -> Iterator[Callable[..., Launcher]]:
     made: list[Launcher] = []
 
-    def make(entry: str, *, workers: int = 3, fork: bool = False, grace_s: float = 20.0) -> Launcher:
-        made.append(Launcher(entry, workers=workers, fork=fork, grace_s=grace_s))
+    def make(entry: str, **options: Any) -> Launcher:
+        made.append(Launcher(entry, **{"workers": 3, "fork": False, "grace_s": 20.0, "preload": (), **options}))
         return made[-1]
 
     yield make
@@ -92,17 +89,7 @@ def launcher() -> Iterator[Callable[..., Launcher]]:
 
 
 def descendants(pid: int) -> list[int]:
-    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    found = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
     return found + [below for child in found for below in descendants(child)]
-
-
-def all_gone(handles: list[int], seconds: float) -> bool:
-    """Whether every process is gone within `seconds`; closes the handles."""
-    deadline = time.monotonic() + seconds
-    gone = []
-    for handle in handles:
-        wait = select.poll()
-        wait.register(handle, select.POLLIN)
-        gone.append(bool(wait.poll(max(deadline - time.monotonic(), 0) * 1000)))
-        os.close(handle)
-    return all(gone)

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.errors import ConfigError, PeerLost, Stopped, UserError
@@ -99,7 +100,7 @@ def draw_with_torch(worker: WorkerStart) -> int:
     import torch
 
     _begin(worker)
-    draws = {"numpy": float(np.random.rand()), "torch": float(torch.rand(())), "python": random.random()}  # noqa: NPY002
+    draws = {"numpy": float(np.random.rand()), "torch": float(torch.rand(())), "python": random.random()}
     worker.tether.send({"kind": "done", **draws})
     return 0
 
@@ -120,5 +121,5 @@ def rendezvous(worker: WorkerStart) -> int:
     store.add("left", 1)
     while worker.rank == 0 and store.add("left", 0) < worker.workers:
         time.sleep(0.01)
-    worker.tether.send({"kind": "done", "threads": len(os.listdir("/proc/self/task"))})
+    worker.tether.send({"kind": "done", "threads": sum(1 for _ in Path("/proc/self/task").iterdir())})
     return 0

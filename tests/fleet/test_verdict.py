@@ -10,8 +10,8 @@ from echelon.errors import (
     ConfigError,
     EchelonError,
     PeerLost,
-    StorageFailed,
     Stopped,
+    StorageFailed,
     Timeout,
     TooFewWorkers,
     UserError,
@@ -115,3 +115,4 @@ def test_the_loss_of_the_template_explains_the_deaths_of_its_workers() -> None:
 def test_a_cause_is_waited_for_longer_when_only_symptoms_are_known() -> None:
     symptom = reported(0, 0.0, PeerLost(1, "x"))
     assert patience_s([symptom]) > patience_s([symptom, reported(1, 0.0, UserError(1, "x"))]) > 0
+    assert patience_s([symptom]) > patience_s([died(1, 0.0, KILLED, False)]) > 0

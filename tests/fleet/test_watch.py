@@ -165,6 +165,13 @@ def test_a_worker_may_ask_for_the_stop_and_asks_once() -> None:
     assert watch.heard(0, {"kind": "stop"}, 1.0) == []
 
 
+def test_a_signal_sent_to_all_processes_at_once_is_one_request() -> None:
+    watch = make(2)
+    watch.heard(1, {"kind": "stop"}, 1.0)
+    assert watch.interrupted(1.1) == []
+    assert isinstance(verdict(watch.interrupted(1.2)).error, Stopped)
+
+
 def test_stopping_before_the_start_ends_at_once() -> None:
     watch = make(2, going=False)
     error = verdict(watch.interrupted(1.0)).error

@@ -57,7 +57,9 @@ def become_worker(
         start, *more = tether.receive(START_PATIENCE_S)
         _set_environment(start)
         _leave_terminal(start["workers"])
-        _own_random_state(fresh_torch=entry is not None)
+        _own_random_state()
+        if entry is not None:
+            _one_torch_thread()
         for message in more:
             tether.deliver(message)
         tether.listen()
@@ -145,15 +147,21 @@ def _leave_terminal(workers: int) -> None:
         os.close(nothing)
 
 
-def _own_random_state(*, fresh_torch: bool) -> None:
+def _one_torch_thread() -> None:
+    """A fork has none of the caller's OpenMP threads but counts on them: with more than one, operations never end."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _own_random_state() -> None:
     """Nobody draws the numbers that a sibling or the forking process draws, only because a fork copied a generator.
 
-    Python does this for `random` itself. torch is left alone in a worker from the template: no number was drawn there,
-    so it is in the state in which every new process finds it, and what a file makes while imported is alike everywhere.
+    Every generator gets what it has in a new process: a seed from the system. Python does this for `random` itself.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
-    if torch is not None and fresh_torch:
+    if torch is not None:
         torch.default_generator.seed()

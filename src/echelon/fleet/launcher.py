@@ -204,7 +204,7 @@ def _introduction(start: Start, rank: int, store_port: int) -> dict[str, Any]:
 
 
 def _listen(port: int | None) -> socket.socket:
-    """The socket that rank 0 will host the store on, bound before anything starts so that nobody else can take the port."""
+    """The socket for rank 0 to host the store on, bound before anything starts so that nobody takes the port."""
     try:
         return socket.create_server((LOOPBACK, port or 0), backlog=BACKLOG)
     except OverflowError as error:

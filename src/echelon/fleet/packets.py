@@ -33,7 +33,8 @@ def receive_packet(control: socket.socket, most_fds: int, *, wait: bool) -> tupl
     try:
         data, ancillary, _, _ = control.recvmsg(PACKET_LIMIT_BYTES, room, flags)
     except ConnectionResetError:
-        return None, []
+        # Told once, and before what is still to be read, when the other end closed with requests of ours unread.
+        data, ancillary, _, _ = control.recvmsg(PACKET_LIMIT_BYTES, room, flags)
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

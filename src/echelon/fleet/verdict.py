@@ -15,7 +15,7 @@ from enum import IntEnum
 from echelon.errors import Bug, EchelonError, PeerLost, Stopped, Timeout, TooFewWorkers, UserError
 
 PATIENCE_S = 1.5  # a peer notices a lost connection in milliseconds, a dying process may take a second to be gone
-PATIENCE_WITH_CAUSE_S = 0.25  # only a death that the cause itself could be a symptom of may still arrive
+SETTLING_S = 0.25  # once a cause is known: what happened at the same moment may still have to arrive
 SAME_MOMENT_S = 0.1  # deaths and messages come over different channels; closer than this their order means nothing
 
 # Signals that no failure of a peer leads to. SIGABRT is not among them: libraries abort when a connection breaks.
@@ -91,7 +91,8 @@ def starter_died(at: float, why: str) -> Finding:
 
 def patience_s(findings: Sequence[Finding]) -> float:
     """How long after the first finding a better explanation is worth waiting for."""
-    return PATIENCE_WITH_CAUSE_S if any(f.weight is Weight.CAUSE for f in findings) else PATIENCE_S
+    settled = any(f.weight is Weight.CAUSE or f.first_cause for f in findings)
+    return SETTLING_S if settled else PATIENCE_S
 
 
 def root_cause(findings: Sequence[Finding]) -> EchelonError:

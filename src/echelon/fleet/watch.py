@@ -58,6 +58,7 @@ class Watch:
     _ended: set[int] = field(default_factory=set)
     _findings: list[Finding] = field(default_factory=list)
     _going: bool = False
+    _interrupted: bool = False
     _saved_step: int = 0
     _stop_at: float | None = None  # when the workers that have not stopped are killed
     _finish_at: float | None = None  # when the workers that are not done are given up
@@ -124,9 +125,10 @@ class Watch:
         return self._finish(Finish(error=error))
 
     def interrupted(self, now: float) -> list[Command]:
-        """Ctrl-C or SIGTERM: the first asks, the second ends."""
-        if self._stop_at is not None:
+        """Ctrl-C or SIGTERM: the first asks, the second ends. What a worker asked for does not count as the first."""
+        if self._interrupted:
             return self._finish(Finish(error=self._stopped()))
+        self._interrupted = True
         return self._ask_to_stop(now) + self.tick(now)
 
     def tick(self, now: float) -> list[Command]:

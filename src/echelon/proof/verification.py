@@ -1,0 +1,126 @@
+"""Prove a plan on the user's own job: one plain process, then the plan, then every step of both compared."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from echelon.api import Show, Workers, count_workers, find_source, make_request
+from echelon.errors import ConfigError
+from echelon.events import Event
+from echelon.fleet import Start, launch
+from echelon.job import Job
+from echelon.plan import Plan
+from echelon.proof.report import Report
+from echelon.request import Request, Source
+
+SHOWN = ("step", "warning", "waiting", "stopping", "reference")
+
+
+def verify(
+    job: Job,
+    plan: Plan | str = "dp",
+    workers: Workers = 2,
+    steps: int | None = None,
+    exact: bool = False,
+    show: Show | None = None,
+) -> Report:
+    """Whether `plan` on `workers` computes what one plain process computes (see tolerance.py for what that means).
+
+    `steps` None: 4, or one more than an epoch where an epoch's end is within 12 steps. Nothing is left on disk.
+    """
+    if not isinstance(job, Job):
+        raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
+    return _verify(find_source(job), job, plan, workers, steps, exact, show)
+
+
+def verify_file(
+    target: str,
+    *,
+    plan: Plan | str = "dp",
+    workers: Workers = 2,
+    steps: int | None = None,
+    exact: bool = False,
+    show: Show | None = None,
+) -> Report:
+    """The same for the job that a file defines; this process does not import it."""
+    return _verify(Source.parse(target), None, plan, workers, steps, exact, show)
+
+
+def _verify(
+    source: Source | None,
+    job: Job | None,
+    plan: Plan | str,
+    workers: Workers,
+    steps: int | None,
+    exact: bool,
+    show: Show | None,
+) -> Report:
+    count = count_workers(workers)
+    Plan.of(plan).resolve(count)
+    watch = _only_news(show)
+    with tempfile.TemporaryDirectory(prefix="echelon-verify-") as place:
+        folder = Path(place)
+        request = make_request(plan, source, exact=exact, steps=steps, out=folder / "run", resume=False)
+        values: dict[str, Any] = {
+            "source": request.source,
+            "plan": request.plan,
+            "exact": exact,
+            "workers": count,
+            "steps": steps,
+            "folder": str(folder),
+        }
+        said = launch(Start(entry=_entry("reference", job), request=values), watch)[0]
+        values |= {"steps": said["steps"], "free": said["free"]}
+        _run_plan(request, job, count, said, folder, watch)
+        launch(Start(entry=_entry("comparison", job), request=values), watch)
+        return Report.from_dict(json.loads((folder / "report.json").read_text()))
+
+
+def _run_plan(request: Request, job: Job | None, workers: int, said: dict[str, Any], folder: Path, watch: Show) -> None:
+    """The plan itself, by the machinery that trains, told to write down what it does."""
+    run = folder / "run"
+    run.mkdir()
+    told = {
+        **request.to_dict(),
+        "steps": said["steps"],
+        "record": str(folder / "plan"),
+        "merge": said["free"]["merge"],
+    }
+    launch(Start(entry=_entry("plan", job), request=told, workers=workers, run=str(run)), watch)
+
+
+def _entry(what: str, job: Job | None) -> Any:
+    """The worker function: by name for a job in a file, else a function that a fork of this process brings along."""
+    if job is None or find_source(job) is not None:
+        names = {"plan": "worker:run_worker", "reference": "proof.child:run_reference"}
+        return f"echelon.{names.get(what, 'proof.child:run_comparison')}"
+    if what == "plan":
+        from echelon.worker import run_with
+
+        return run_with(job)
+    return _later(what, job)
+
+
+def _later(what: str, job: Job) -> Callable[[Any], int]:
+    """Imported in the fork: the caller's process need not load torch for it."""
+
+    def run(start: Any) -> int:
+        from echelon.proof import child
+
+        return child.reference_of(job)(start) if what == "reference" else child.comparison_of(job)(start)
+
+    return run
+
+
+def _only_news(show: Show | None) -> Show:
+    """What is of interest while a proof is under way; not the end of a run that is only a part of it."""
+
+    def tell(record: Event) -> None:
+        if show is not None and record.get("event") in SHOWN:
+            show(record)
+
+    return tell

@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from echelon.api import train
+    from echelon.api import launch, train
     from echelon.data.columns import Columns
     from echelon.job import Evaluate, Job
     from echelon.plan import Plan
+    from echelon.proof import verify
     from echelon.result import Result
 
 __version__ = "0.1.0"
@@ -23,10 +24,12 @@ _HOMES = {
     "Job": "echelon.job",
     "Plan": "echelon.plan",
     "Result": "echelon.result",
+    "launch": "echelon.api",
     "train": "echelon.api",
+    "verify": "echelon.proof",
 }
 
-__all__ = ["Columns", "Evaluate", "Job", "Plan", "Result", "train"]
+__all__ = ["Columns", "Evaluate", "Job", "Plan", "Result", "launch", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,18 +6,23 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from echelon.errors import ConfigError, StorageFailed, Stopped
+from echelon.errors import ConfigError, Stopped, StorageFailed
 from echelon.events import Event
-from echelon.fleet import Start, launch
+from echelon.fleet import Start
+from echelon.fleet import launch as run_workers
 from echelon.job import Job
 from echelon.plan import Plan
 from echelon.progress import progress
-from echelon.request import Request, Source
+from echelon.request import Request, Source, names_bound_on_import
 from echelon.result import Result
+
+if TYPE_CHECKING:
+    from echelon.own import Run
 
 Show = Callable[[Event], None]
 Workers = int | str | tuple[int, int] | None
@@ -42,13 +47,37 @@ def train(
     if not isinstance(job, Job):
         raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
     source = find_source(job)
-    request = make_request(plan, exact, steps, out, resume, name_of(source), source)
-    from echelon.worker import workers_around_us
+    request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume)
+    return _checked(_join_or_start(request, job, workers, port, show))
 
-    around = workers_around_us()
-    if around is not None:
-        return _join(request, job, around, workers)
-    return start(request, job, workers, port, show)
+
+def launch(
+    main: Callable[[Run], Any],
+    workers: Workers = None,
+    plan: Plan | str = "dp",
+    *,
+    exact: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    port: int | None = None,
+    show: Show | None = None,
+) -> Result | None:
+    """Call `main(run)` on every worker: a training loop of one's own (see own.py). None if it never called
+    `run.prepare`.
+
+    `seed` is the random state that `main` starts with, the same on every worker.
+    """
+    if not callable(main):
+        raise ConfigError("main", f"must be a function of one argument, main(run); got {type(main).__name__}")
+    plan = Plan.of(plan)
+    if plan.pp > 1:
+        raise ConfigError(
+            f"pp{plan.pp}", "a loop of one's own cannot be cut into stages; describe it as an echelon.Job"
+        )
+    source = find_source(main)
+    request = replace(make_request(plan, source, exact=exact, steps=None, out=out, resume=resume), seed=seed)
+    return _join_or_start(request, main, workers, port, show)
 
 
 def train_file(
@@ -66,20 +95,36 @@ def train_file(
 ) -> Result:
     """Train the job that a file defines. This process does not import it; the workers do."""
     source = Source.parse(target)
-    request = make_request(plan, exact, steps, out, resume, name_of(source), source, started)
-    return start(request, None, workers, port, show)
+    request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume, started=started)
+    return _checked(start(request, None, workers, port, show))
 
 
-def start(request: Request, job: Job | None, workers: Workers, port: int | None, show: Show | None) -> Result:
-    """Start local workers and wait for what they come to. `job` is needed only if the request has no source."""
+def _checked(result: Result | None) -> Result:
+    assert result is not None, "a job always has a result"
+    return result
+
+
+def _join_or_start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
+    from echelon.worker import workers_around_us
+
+    around = workers_around_us()
+    if around is not None:
+        return _join(request, what, around, workers)
+    return start(request, what, workers, port, show)
+
+
+def start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
+    """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
     count = count_workers(workers)
     Plan.parse(request.plan).resolve(count)
     request = open_run(request)
-    watch = show or progress(sys.stdout)
+    screen = None if show else progress(sys.stdout)
+    watch = show or screen
+    assert watch is not None
     try:
-        results = launch(
+        results = run_workers(
             Start(
-                entry="echelon.worker:run_worker" if request.source else _forked(job),
+                entry="echelon.worker:run_worker" if request.source else _forked(what),
                 request=request.to_dict(),
                 workers=count,
                 port=port,
@@ -88,29 +133,30 @@ def start(request: Request, job: Job | None, workers: Workers, port: int | None,
             watch,
         )
     finally:
-        if show is None:
-            watch.close()
+        if screen is not None:
+            screen.close()
     return to_result(results[0])
 
 
-def _forked(job: Job | None) -> Any:
+def _forked(what: Any) -> Any:
     from echelon.worker import run_with
 
-    assert job is not None
-    return run_with(job)
+    return run_with(what)
 
 
-def _join(request: Request, job: Job, around: int, workers: Workers) -> Result:
+def _join(request: Request, what: Any, around: int, workers: Workers) -> Result | None:
     from echelon.worker import rank_around_us, run_joined
 
     if workers is not None and count_workers(workers) != around:
         raise ConfigError("workers", f"is {workers} and WORLD_SIZE is {around}; leave workers= out, or make them equal")
     if rank_around_us() == 0:
         request = open_run(request)
-    return to_result(run_joined(request, job))
+    return to_result(run_joined(request, what))
 
 
-def to_result(payload: dict[str, Any]) -> Result:
+def to_result(payload: dict[str, Any]) -> Result | None:
+    if payload["result"] is None:
+        return None
     result = Result(**payload["result"])
     if payload["stopped"]:
         raise Stopped(result.steps, result.run)
@@ -136,16 +182,17 @@ def count_workers(workers: Workers) -> int:
     return bounds[1]
 
 
-def find_source(job: object) -> Source | None:
-    """The file and module-level name by which a worker can import this very object again; None means: fork the caller."""
+def find_source(what: object) -> Source | None:
+    """The file and module-level name by which a worker can import this very object again; None means: fork the
+    caller.
+    """
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if main is None or file is None or not Path(file).is_file() or getattr(main, "__spec__", None) is not None:
         return None
-    for name, value in vars(main).items():
-        if value is job:
-            return Source(file=str(Path(file).resolve()), name=name)
-    return None
+    held = [name for name, value in vars(main).items() if value is what]
+    imported = names_bound_on_import(Path(file).read_text()) if held else set()
+    return next((Source(file=str(Path(file).resolve()), name=name) for name in held if name in imported), None)
 
 
 def name_of(source: Source | None) -> str:
@@ -154,18 +201,18 @@ def name_of(source: Source | None) -> str:
 
 def make_request(
     plan: Plan | str,
+    source: Source | None,
+    *,
     exact: bool,
     steps: int | None,
     out: str | Path | None,
     resume: bool,
-    name: str,
-    source: Source | None,
     started: float | None = None,
 ) -> Request:
     """Parse the plan, find the run folder: the values that every worker is given."""
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+    if steps is not None and (isinstance(steps, bool) or steps < 1):
         raise ConfigError("steps", f"must be a whole number, at least 1; got {steps!r}")
-    folder = Path(out) if out is not None else _default_folder(name, resume)
+    folder = Path(out) if out is not None else _default_folder(name_of(source), resume)
     return Request(
         plan=str(Plan.of(plan)),
         exact=exact,
@@ -198,5 +245,4 @@ def open_run(request: Request) -> Request:
         probe.unlink()
     except OSError as error:
         raise StorageFailed(str(run), f"{error.strerror or error}; choose a writable folder with --out") from error
-    values = request.to_dict()
-    return Request(**{**values, "moved": str(moved) if moved else None})
+    return replace(request, moved=str(moved) if moved else None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from echelon.agree import Replicated, Update
 from echelon.agree.replicated import Probe
@@ -20,10 +21,11 @@ from echelon.data.reader import Reader
 from echelon.data.stream import Seen, Shuffled, Straight
 from echelon.errors import ConfigError, users_code
 from echelon.job import Job
-from echelon.layout import RunningStatistics, WholeModel, build_module, parameters_of
+from echelon.layout import Microbatches, RunningStatistics, WholeModel, build_module, check_module, parameters_of
 from echelon.layout.evaluation import Evaluation
 from echelon.loop import Turn
 from echelon.plan import Plan
+from echelon.randomness import Generators
 from echelon.slices import Course, assign
 
 AVAILABLE = frozenset({"dp"})
@@ -47,8 +49,10 @@ class Prepared:
 class Parts:
     """The parts of one worker, ready for the loop."""
 
+    microbatches: Microbatches
     executor: WholeModel
     agreement: Replicated
+    optimizer: Optimizer
     shares: tuple[range, ...]
     course: Course
     evaluation: Evaluation | None
@@ -68,12 +72,14 @@ def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
     if workers > job.slices:
         raise ConfigError(
             "workers",
-            f"{workers} workers cannot share {job.slices} slices; use slices={workers} or more in the job, or --workers {job.slices}",
+            f"{workers} workers cannot share {job.slices} slices; "
+            f"use slices={workers} or more in the job, or --workers {job.slices}",
         )
     if exact and job.compile:
         raise ConfigError(
             "exact",
-            "compiled kernels depend on the shapes a worker happened to see first; set compile=False, or train without --exact",
+            "compiled kernels depend on the shapes a worker happened to see first; "
+            "set compile=False, or train without --exact",
         )
     return plan.resolve(workers)
 
@@ -81,6 +87,16 @@ def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
 def prepare(job: Job, plan: Plan, *, workers: int, device: torch.device, exact: bool, merge: bool = True) -> Prepared:
     """Build the dataset and the model, and check everything that can be checked alone."""
     plan = check_plan(job, plan, workers, exact)
+    module = build_module(job.model, job.seed, device)
+    return prepare_module(job, plan, module, workers=workers, device=device, exact=exact, merge=merge)
+
+
+def prepare_module(
+    job: Job, plan: Plan, module: nn.Module, *, workers: int, device: torch.device, exact: bool, merge: bool
+) -> Prepared:
+    """The same for a module that exists already."""
+    plan = check_plan(job, plan, workers, exact)
+    check_module(module)
     reader = Reader(_dataset(job.data, "data"), job.collate, job.seed)
     evaluation_reader = None
     if job.evaluate is not None:
@@ -93,7 +109,7 @@ def prepare(job: Job, plan: Plan, *, workers: int, device: torch.device, exact: 
         merge=merge,
         reader=reader,
         evaluation_reader=evaluation_reader,
-        module=build_module(job.model, job.seed, device),
+        module=module.to(device).train(),
     )
 
 
@@ -102,22 +118,31 @@ def assemble(prepared: Prepared, group: Group, *, probe: Probe | None = None, se
     job, course, module = prepared.job, prepared.course, prepared.module
     statistics = RunningStatistics(module, job.slices)
     update = Update(parameters_of(module), job.optimizer, job.schedule, clip=job.clip, exact=prepared.exact)
+    microbatches = Microbatches(
+        module,
+        Shuffled(prepared.reader, Order(course.size, job.seed), seen),
+        statistics,
+        Generators.of(module, job.loss),
+        seed=job.seed,
+        device=group.device,
+        rank=group.rank,
+        merge=prepared.merge,
+        exact=prepared.exact,
+        microbatch=job.microbatch,
+    )
     return Parts(
+        microbatches=microbatches,
         executor=WholeModel(
             module,
             job.loss,
-            Shuffled(prepared.reader, Order(course.size, job.seed), seen),
-            statistics,
-            seed=job.seed,
+            microbatches,
             device=group.device,
             rank=group.rank,
-            merge=prepared.merge,
-            exact=prepared.exact,
-            microbatch=job.microbatch,
             bf16=job.precision == "bf16",
             compiled=job.compile,
         ),
         agreement=Replicated(module, update, statistics, group, slices=job.slices, exact=prepared.exact, probe=probe),
+        optimizer=update.optimizer,
         shares=assign(job.slices, [1.0] * group.size),
         course=course,
         evaluation=_evaluation(prepared, group),

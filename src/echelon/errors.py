@@ -219,7 +219,9 @@ def _all_errors(root: type[EchelonError]) -> list[type[EchelonError]]:
 
 @contextmanager
 def users_code(doing: str, rank: int = -1) -> Iterator[None]:
-    """Whatever the user's code raises inside becomes a `UserError` with its traceback; rank -1 is filled in by the worker."""
+    """Whatever the user's code raises inside becomes a `UserError` with its traceback; rank -1 is filled in by the
+    worker.
+    """
     try:
         yield
     except (EchelonError, KeyboardInterrupt):
@@ -229,7 +231,9 @@ def users_code(doing: str, rank: int = -1) -> Iterator[None]:
     except Exception as error:
         if _is_out_of_memory(error):
             why = f"rank {rank} ran out of memory while {doing}" if rank >= 0 else f"memory ran out while {doing}"
-            raise ConfigError("memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({_headline(error)})") from error
+            raise ConfigError(
+                "memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({_headline(error)})"
+            ) from error
         raise UserError(rank, f"{_headline(error)} (while {doing})", traceback.format_exc()) from error
 
 
@@ -239,4 +243,8 @@ def _headline(error: BaseException) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )

@@ -48,7 +48,8 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def rewind(path: Path, step: int) -> int:
-    """Take back the steps after `step` (a run that died after its last checkpoint computes them again); how many there were.
+    """Take back the steps after `step` (a run that died after its last checkpoint computes them again); how many
+    there were.
 
     So the log keeps exactly one `step` event for each committed step.
     """
@@ -56,7 +57,7 @@ def rewind(path: Path, step: int) -> int:
         return 0
     events = list(read_events(path))
     kept = [e for e in events if not (e["event"] in ("step", "push", "evaluate") and e["step"] > step)]
-    lost = sum(e["event"] == "step" and e["step"] > step for e in events)
+    lost = len([e for e in events if e["event"] == "step" and e["step"] > step])
     beside = path.with_name(f".{path.name}.rewound")
     with beside.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(e) + "\n" for e in kept)

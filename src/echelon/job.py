@@ -41,8 +41,14 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         _require(callable(self.metric), "evaluate.metric", "must be callable as metric(model, batch)")
-        _require(_whole(self.every, 1), "evaluate.every", f"must be a whole number of steps, at least 1; got {self.every!r}")
-        _require(_whole(self.batch, 1), "evaluate.batch", f"must be a whole number of samples, at least 1; got {self.batch!r}")
+        _require(
+            _whole(self.every, 1), "evaluate.every", f"must be a whole number of steps, at least 1; got {self.every!r}"
+        )
+        _require(
+            _whole(self.batch, 1),
+            "evaluate.batch",
+            f"must be a whole number of samples, at least 1; got {self.batch!r}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +94,21 @@ class Job:
             f"{self.batch} samples a step cannot be cut into {self.slices} slices; "
             f"use batch={self.slices} or more, or slices={self.batch} or fewer",
         )
-        _require(_whole(self.seed, 0) and self.seed < 2**63, "seed", f"must be a whole number from 0 to 2**63 - 1; got {self.seed!r}")
-        _require((self.steps is None) != (self.epochs is None), "steps", "give either steps= or epochs=, not both and not neither")
+        _require(
+            _whole(self.seed, 0) and self.seed < 2**63,
+            "seed",
+            f"must be a whole number from 0 to 2**63 - 1; got {self.seed!r}",
+        )
+        _require(
+            (self.steps is None) != (self.epochs is None),
+            "steps",
+            "give either steps= or epochs=, not both and not neither",
+        )
         for name in ("steps", "epochs", "checkpoint_every", "microbatch"):
             value = getattr(self, name)
-            _require(value is None or _whole(value, 1), name, f"must be a whole number, at least 1, or None; got {value!r}")
+            _require(
+                value is None or _whole(value, 1), name, f"must be a whole number, at least 1, or None; got {value!r}"
+            )
         _require(_whole(self.keep, 1), "keep", f"must be a whole number of checkpoints, at least 1; got {self.keep!r}")
         clip_is_number = isinstance(self.clip, int | float) and not isinstance(self.clip, bool) and self.clip > 0
         _require(self.clip is None or clip_is_number, "clip", f"must be a norm above 0, or None; got {self.clip!r}")

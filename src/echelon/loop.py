@@ -4,6 +4,8 @@
     forward, backward  executor.run: this worker's slices, under the agreement's window
     aggregate, update  agreement.commit: one update on every worker, or nothing anywhere
     repeat             until the steps are done or somebody asked to stop
+
+The six steps of data-parallel training, one line each.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """One committed step, as every worker knows it. `seconds` is from the commit before (or the first begin) to this one."""
+    """One committed step, as every worker knows it. `seconds` is from the commit before (or the first begin) to this
+    one.
+    """
 
     step: Step
     outcome: Applied | Skipped

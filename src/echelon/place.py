@@ -12,7 +12,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """`cores`: what this process may run on. `forked`: it is a fork of a process that may have used torch's threads already."""
+    """`cores`: what this process may run on. `forked`: it is a fork of a process that may have used torch's threads
+    already.
+    """
 
     rank: int
     workers: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
@@ -30,7 +31,9 @@ class Source:
             file, name = target, ""
         path = Path(file)
         if not path.is_file():
-            raise ConfigError("file", f"{file} is not there; give the Python file that defines the job, as FILE or FILE:name")
+            raise ConfigError(
+                "file", f"{file} is not there; give the Python file that defines the job, as FILE or FILE:name"
+            )
         return cls(file=str(path.resolve()), name=name or None)
 
     def load(self, rank: int) -> Any:
@@ -44,7 +47,11 @@ class Source:
         if "job" in found:
             return found["job"]
         if len(found) != 1:
-            names = f"it has {', '.join(found)}; say which, as {Path(self.file).name}:NAME" if found else "define job = echelon.Job(...)"
+            names = (
+                f"it has {', '.join(found)}; say which, as {Path(self.file).name}:NAME"
+                if found
+                else "define job = echelon.Job(...)"
+            )
             raise ConfigError("file", f"{self.file} has no module-level name 'job'; {names}")
         return next(iter(found.values()))
 
@@ -65,10 +72,31 @@ def import_file(file: str, rank: int) -> Any:
         spec.loader.exec_module(module)
     except (ConfigError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001  also sys.exit(): the file did not import
+    except BaseException as error:
         trace = traceback.format_exc()
         raise UserError(rank, f"{file} did not import: {type(error).__name__}: {error}", trace) from error
     return module
+
+
+def names_bound_on_import(text: str) -> set[str]:
+    """The module-level names that importing a file binds: not those under `if __name__ == "__main__":`."""
+    bound: set[str] = set()
+    waiting: list[ast.AST] = list(ast.parse(text).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and any(
+            isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)
+        ):
+            waiting += node.orelse
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            waiting += ast.iter_child_nodes(node)
+    return bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +113,7 @@ class Request:
     source: dict[str, Any] | None = None
     record: str | None = None
     moved: str | None = None
+    seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,8 +11,8 @@ class Result:
     """`loss` is the weighted mean of the last committed step; `samples` counts committed ones, resumes included.
 
     `seconds` runs from the first begin to the last commit, `step_ms` is the median from commit to commit with the first
-    ten left out, `start_ms` runs from the start of the command to the first begin. `bytes_sent` is the payload handed to
-    any transport by all ranks.
+    ten left out, `start_ms` runs from the start of the command to the first begin. `bytes_sent` is the payload handed
+    to any transport by all ranks.
     """
 
     steps: int

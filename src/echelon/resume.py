@@ -28,7 +28,9 @@ def check_identity(state: State, job: Job, size: int) -> None:
     for name, saved in state.values.get("job", {}).items():
         if saved != mine[name]:
             raise ConfigError(
-                name, f"the checkpoint was made with {name}={saved} and the job has {mine[name]}; set it back, or start anew with another --out"
+                name,
+                f"the checkpoint was made with {name}={saved} and the job has {mine[name]}; "
+                "set it back, or start anew with another --out",
             )
 
 

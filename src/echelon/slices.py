@@ -1,7 +1,9 @@
 """A step's slices and who computes which: pure functions of the job, never of who happens to be there.
 
     epoch (size 10, batch 4, slices 2)     | 0 1 2 3 | 4 5 6 7 | 8 9 |    positions in the epoch's order
-    step 1 = [0 1][2 3]   step 2 = [4 5][6 7]   step 3 = [8][9]  (short, never dropped, never mixed with the next epoch)
+    step 1 = [0 1][2 3]   step 2 = [4 5][6 7]   step 3 = [8][9]
+
+An epoch's last step is short, never dropped, never mixed with the next epoch.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Course:
 
 
 def assign(slices: int, weights: Sequence[float]) -> tuple[range, ...]:
-    """Contiguous slice numbers for every worker, in proportion to its weight (largest remainder, ties to the lower rank).
+    """Contiguous slice numbers for every worker, in proportion to its weight (largest remainder, ties to the lower
+    rank).
 
     A worker may get none. Contiguous, because neighbours can be merged into one larger micro-batch.
     """

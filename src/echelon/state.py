@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class State:
-    """`tensors` are named like `model/NAME` and `optimizer/PARAMETER/KEY`; `values` is anything `checkpoint` can write as text."""
+    """`tensors` are named like `model/NAME` and `optimizer/PARAMETER/KEY`; `values` is anything `checkpoint` can
+    write as text.
+    """
 
     step: int
     tensors: dict[str, Tensor] = field(default_factory=dict)

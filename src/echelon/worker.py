@@ -15,11 +15,10 @@ from echelon.comm import Meeting
 from echelon.errors import ConfigError
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
-from echelon.job import Job
+from echelon.one_worker import run_one
 from echelon.place import Place
 from echelon.progress import progress
 from echelon.request import Request, Source
-from echelon.session import run_session
 
 GO_PATIENCE_S = 24 * 3600.0
 INSIDE = "ECHELON_WORKER"
@@ -50,13 +49,13 @@ def run_worker(start: WorkerStart) -> int:
     return _run(start, lambda: source.load(start.rank), forked=False)
 
 
-def run_with(job: Job) -> Callable[[WorkerStart], int]:
+def run_with(job: Any) -> Callable[[WorkerStart], int]:
     """The worker function of a fork of the process that holds the job."""
     return lambda start: _run(start, lambda: job, forked=True)
 
 
-def _run(start: WorkerStart, load: Callable[[], Job], forked: bool) -> int:
-    os.environ[INSIDE] = "1"
+def _run(start: WorkerStart, load: Callable[[], Any], forked: bool) -> int:
+    be_inside()
 
     def meeting() -> Meeting:
         return Meeting(
@@ -71,9 +70,14 @@ def _run(start: WorkerStart, load: Callable[[], Job], forked: bool) -> int:
         cores=len(os.sched_getaffinity(0)),
         forked=forked,
     )
-    payload = run_session(Request(**start.request), place, meeting, load, TetherLine(start.tether))
+    payload = run_one(Request(**start.request), place, meeting, load, TetherLine(start.tether))
     start.tether.send({"kind": "done", **payload})
     return 0
+
+
+def be_inside() -> None:
+    """From here on this process is a worker: what it imports must not start a training run of its own."""
+    os.environ[INSIDE] = "1"
 
 
 def workers_around_us() -> int | None:
@@ -98,7 +102,7 @@ def port_wanted() -> int | None:
     return int(port) if port else None
 
 
-def run_joined(request: Request, job: Job) -> dict[str, Any]:
+def run_joined(request: Request, job: Any) -> dict[str, Any]:
     """Be one of torchrun's workers."""
     environment = os.environ
     rank, workers = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -124,7 +128,7 @@ def run_joined(request: Request, job: Job) -> dict[str, Any]:
     with stop_on_signals() as stopping:
         line = TerminalLine(stopping, rank)
         try:
-            return run_session(request, place, meeting, lambda: job, line)
+            return run_one(request, place, meeting, lambda: job, line)
         finally:
             line.close()
 

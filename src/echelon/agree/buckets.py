@@ -1,8 +1,8 @@
 """Gradients in buckets: one message for many tensors, sent as soon as the last of them has arrived.
 
 Buckets are filled in the reverse of the order in which the module registers its parameters, about the order in which
-backward finishes them. The plan depends on the model alone, never on the number of workers. The last bucket has room for
-the step's tail (see tail.py), so that what must be agreed travels with the gradients.
+backward finishes them. The plan depends on the model alone, never on the number of workers. The last bucket has room
+for the step's tail (see tail.py), so that what must be agreed travels with the gradients.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def real_numel(parameter: Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def plan_buckets(parameters: Mapping[str, Tensor], first: int = FIRST_BYTES, cap: int = BUCKET_BYTES) -> tuple[BucketPlan, ...]:
+def plan_buckets(
+    parameters: Mapping[str, Tensor], first: int = FIRST_BYTES, cap: int = BUCKET_BYTES
+) -> tuple[BucketPlan, ...]:
     """Cut the parameters into buckets of at most `cap` bytes (the first one smaller, so that sending starts early)."""
     plans: list[BucketPlan] = []
     for dtype in (torch.float64, torch.float32):
         open_names: list[str] = []
         open_bytes = 0
-        for name, parameter in reversed(parameters.items()):
+        for name, parameter in reversed(list(parameters.items())):
             if sum_dtype(parameter) != dtype:
                 continue
             size = real_numel(parameter) * dtype.itemsize
@@ -69,9 +71,13 @@ def _plan(names: Sequence[str], parameters: Mapping[str, Tensor], dtype: torch.d
 
 
 class Bucket:
-    """One bucket's parameters and the flat buffer their gradients are packed into. `tail` is empty but in the last one."""
+    """One bucket's parameters and the flat buffer their gradients are packed into. `tail` is empty but in the last
+    one.
+    """
 
-    def __init__(self, plan: BucketPlan, parameters: Mapping[str, nn.Parameter], wire: torch.dtype | None, tail: int) -> None:
+    def __init__(
+        self, plan: BucketPlan, parameters: Mapping[str, nn.Parameter], wire: torch.dtype | None, tail: int
+    ) -> None:
         self.plan = plan
         self.parameters = [parameters[name] for name in plan.names]
         device = self.parameters[0].device
@@ -159,7 +165,9 @@ class Arrivals:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Around one backward. At its end every bucket has been reported, also those some gradient of which never came."""
+        """Around one backward. At its end every bucket has been reported, also those some gradient of which never
+        came.
+        """
         self._missing = list(self._sizes)
         self._next = 0
         self._seen.clear()

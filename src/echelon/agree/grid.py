@@ -1,10 +1,11 @@
 """Exact sums: gradients rounded onto a power-of-two grid and added as 64-bit integers, where addition has no order.
 
-A bucket's grid has the spacing 2**-k. k follows the largest magnitude that any slice's gradient had in the step before, so
-that it is a function of the job alone. It leaves room for `slices` summands and for a sudden growth; a gradient that is out
-of range, or so small that the grid is too coarse for it, makes all workers compute the step again with a k that fits.
+A bucket's grid has the spacing 2**-k. k follows the largest magnitude that any slice's gradient had in the step
+before, so that it is a function of the job alone. It leaves room for `slices` summands and for a sudden growth; a
+gradient that is out of range, or so small that the grid is too coarse for it, makes all workers compute the step
+again with a k that fits.
 
-    bits of the sum   63 |sign| 62 ........ |headroom: log2(slices) + growth| 46 ........ value ........ 0 | below the grid
+    bits of the sum:  63 sign | 62 .. headroom: log2(slices) + growth | 46 .. the largest value .. 0 | below the grid
 
 This module is pure arithmetic; who sends what is in summation.py.
 """
@@ -53,7 +54,7 @@ def largest_magnitude(values: Tensor) -> float:
 
 
 def add_to_grid(values: Tensor, k: int, total: Tensor, first: bool) -> None:
-    """Add `values` (overwritten) to the integer `total`, or start it with them. Block by block, to stay in the cache."""
+    """Add `values` (overwritten) to the integer `total`, or start it with them; block by block, to stay in cache."""
     step = BLOCK if values.device.type == "cpu" else max(1, values.numel())
     for block, sum_block in zip(values.split(step), total.split(step), strict=True):
         block.mul_(2.0**k).round_()

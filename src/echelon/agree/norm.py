@@ -18,13 +18,12 @@ def global_norm(gradients: Mapping[str, Tensor], exact: bool) -> Tensor:
     if not gradients:
         return torch.zeros(())
     if not exact:
-        return torch.nn.utils.get_total_norm(list(gradients.values()))
-    total = None
+        norm: Tensor = torch.nn.utils.get_total_norm(list(gradients.values()))
+        return norm
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(gradients.values())).device)
     for name in sorted(gradients):
         values = gradients[name]
         flat = torch.view_as_real(values).flatten() if values.is_complex() else values.flatten()
         for block in flat.split(BLOCK):
-            square = block.double().square().sum()
-            total = square if total is None else total + square
-    assert total is not None
+            total += block.double().square().sum()
     return total.sqrt()

@@ -42,7 +42,9 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """Nothing was applied anywhere and the step is to be computed again (exact mode's grid did not fit the gradients)."""
+    """Nothing was applied anywhere and the step is to be computed again (exact mode's grid did not fit the
+    gradients).
+    """
 
     reason: str
 
@@ -56,7 +58,7 @@ class Agreement(Protocol):
     `begin` is given the result that the executor fills while it runs, and asks `stop` when the last bucket leaves.
     """
 
-    def begin(self, step: Step, result: StepResult, stop: Callable[[], bool]) -> None: ...
+    def begin(self, step: Step, /, result: StepResult, stop: Callable[[], bool]) -> None: ...
 
     def window(self, last: bool) -> AbstractContextManager[None]: ...
 

@@ -1,8 +1,10 @@
-"""Replicated agreement: every worker holds the whole model, gradients are summed over all of them, all apply the same update.
+"""Replicated agreement: every worker holds the whole model, gradients are summed over all of them, all apply the same
+update.
 
-Commit has two phases. Prepare: gradients are summed, and with the last bucket every worker's losses, weights and flags, so
-that all know the same outcome. Apply: each applies it. A worker that dies in between changes nothing: either somebody saw
-the outcome, and has the new state to give to those that did not, or nobody did, and the step is computed again.
+Commit has two phases. Prepare: gradients are summed, and with the last bucket every worker's losses, weights and
+flags, so that all know the same outcome. Apply: each applies it. A worker that dies in between changes nothing:
+either somebody saw the outcome, and has the new state to give to those that did not, or nobody did, and the step is
+computed again.
 """
 
 from __future__ import annotations
@@ -74,8 +76,10 @@ class Replicated:
     def _tail_numel(self, wire: torch.dtype, extras: int) -> int:
         return self._tail_shape(extras).numel(wire)
 
-    def begin(self, step: Step, result: StepResult, stop: Callable[[], bool]) -> None:
-        """Open the step. `result` is filled by the executor while it runs; `stop` is asked when the last bucket leaves."""
+    def begin(self, _step: Step, result: StepResult, stop: Callable[[], bool]) -> None:
+        """Open the step. `result` is filled by the executor while it runs; `stop` is asked when the last bucket
+        leaves.
+        """
         self._result = result
         self._stop = stop
         self._sum.open(self._write_tail)
@@ -151,15 +155,28 @@ class Replicated:
         for index, (total, weight) in enumerate(agreed.losses):
             if not (math.isfinite(total) and math.isfinite(weight)):
                 owner = next((rank for rank, share in enumerate(shares) if index in share), 0)
-                what = f"the loss of slice {index} is {total}" if not math.isfinite(total) else f"the weight of slice {index} is {weight}"
-                raise Diverged(step.number, f"{what}; nothing was applied. See: echelon replay RUN --step {step.number} --slice {index}", owner)
+                what = (
+                    f"the loss of slice {index} is {total}"
+                    if not math.isfinite(total)
+                    else f"the weight of slice {index} is {weight}"
+                )
+                raise Diverged(
+                    step.number,
+                    f"{what}; nothing was applied. See: echelon replay RUN --step {step.number} --slice {index}",
+                    owner,
+                )
             if weight < 0:
-                raise UserError(self._group.rank, f"loss returned the weight {weight} in step {step.number}, slice {index}; weights are at least 0")
+                raise UserError(
+                    self._group.rank,
+                    f"loss returned the weight {weight} in step {step.number}, slice {index}; weights are at least 0",
+                )
         for rank, extras in enumerate(agreed.extras):
             for index, top in enumerate(extras):
                 if not math.isfinite(top):
                     names = self._sum.buckets[index].plan.names
-                    raise Diverged(step.number, f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied", rank)
+                    raise Diverged(
+                        step.number, f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied", rank
+                    )
 
     def export(self) -> State:
         """Everything that must outlive this worker, by name."""
@@ -179,7 +196,10 @@ class Replicated:
         saved = {path.removeprefix("model/"): t for path, t in state.tensors.items() if path.startswith("model/")}
         for name in sorted(mine.keys() | saved.keys()):
             if name not in saved or name not in mine or saved[name].shape != mine[name].shape:
-                raise ConfigError("model", f"the checkpoint does not fit: {_difference(name, mine, saved)}; start anew with another --out")
+                raise ConfigError(
+                    "model",
+                    f"the checkpoint does not fit: {_difference(name, mine, saved)}; start anew with another --out",
+                )
         with torch.no_grad():
             for name, tensor in mine.items():
                 tensor.copy_(saved[name])

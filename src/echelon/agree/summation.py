@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from echelon.agree import grid
 from echelon.agree.buckets import Arrivals, Bucket, plan_buckets
+from echelon.agree.tail import Agreed
 from echelon.comm import Group, Pending
+
+TailNumel = Callable[[torch.dtype, int], int]
+"""How long the tail is, by the type it travels in and how many extras each rank has."""
 
 
 class Summation(Protocol):
@@ -25,15 +30,15 @@ class Summation(Protocol):
 
     def open(self, write_tail: WriteTail) -> None: ...
 
-    def watch(self, last: bool) -> Any: ...
+    def watch(self, last: bool) -> AbstractContextManager[None]: ...
 
     def close(self) -> None: ...
 
     def mine(self) -> list[float]: ...
 
-    def misfit(self, agreed: Any) -> str | None: ...
+    def misfit(self, agreed: Agreed) -> str | None: ...
 
-    def finish(self, weight: float | None, agreed: Any) -> None: ...
+    def finish(self, weight: float | None, agreed: Agreed) -> None: ...
 
 
 class WriteTail(Protocol):
@@ -47,7 +52,9 @@ class _Summation:
 
     extras = 0
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, wire: torch.dtype | None, tail_numel: Any) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], group: Group, wire: torch.dtype | None, tail_numel: TailNumel
+    ) -> None:
         plans = plan_buckets(parameters)
         self._group = group
         self.extras = len(plans) if wire else 0
@@ -95,7 +102,7 @@ class _Summation:
 class FloatSum(_Summation):
     """Sums in floating point. Slices accumulate in `.grad`; buckets leave during the last backward."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: Any) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: TailNumel) -> None:
         super().__init__(parameters, group, None, tail_numel)
 
     @contextmanager
@@ -117,10 +124,10 @@ class FloatSum(_Summation):
     def mine(self) -> list[float]:
         return []
 
-    def misfit(self, agreed: Any) -> str | None:
+    def misfit(self, _agreed: Agreed) -> str | None:
         return None
 
-    def finish(self, weight: float | None, agreed: Any) -> None:
+    def finish(self, weight: float | None, agreed: Agreed) -> None:
         """Leave the mean in `.grad`. `weight` None: the gradients were scaled before they were summed."""
         start = 0
         for bucket in self.buckets:
@@ -138,7 +145,9 @@ class FloatSum(_Summation):
 class GridSum(_Summation):
     """Sums exactly (grid.py). Every slice's gradients are rounded and added as soon as their bucket is full."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: Any, slices: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: TailNumel, slices: int
+    ) -> None:
         super().__init__(parameters, group, torch.int64, tail_numel)
         self._slices = slices
         self.k = [grid.FIRST_K] * len(self.buckets)
@@ -171,17 +180,19 @@ class GridSum(_Summation):
     def mine(self) -> list[float]:
         return self._largest
 
-    def misfit(self, agreed: Any) -> str | None:
+    def misfit(self, agreed: Agreed) -> str | None:
         """Why the step must be computed again, if it must; the next k of every bucket is set either way."""
         largest = [float(x) for x in agreed.extras.max(axis=0)]
-        misfits = [i for i, (k, top) in enumerate(zip(self.k, largest, strict=True)) if not grid.fits(k, top, self._slices)]
+        misfits = [
+            i for i, (k, top) in enumerate(zip(self.k, largest, strict=True)) if not grid.fits(k, top, self._slices)
+        ]
         if misfits:
             for index in misfits:
                 self.k[index] = grid.next_k(self.k[index], largest[index])
             return f"exact sums need another grid for {len(misfits)} of {len(self.k)} buckets"
         return None
 
-    def finish(self, weight: float | None, agreed: Any) -> None:
+    def finish(self, weight: float | None, agreed: Agreed) -> None:
         assert weight is not None
         start = 0
         for index, bucket in enumerate(self.buckets):
@@ -194,4 +205,4 @@ class GridSum(_Summation):
 
 
 def _larger(a: float, b: float) -> float:
-    return b if b != b or b > a else a
+    return b if math.isnan(b) or b > a else a

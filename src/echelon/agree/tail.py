@@ -1,9 +1,9 @@
-"""The step's tail: what workers must agree on, carried at the end of the last bucket instead of in a message of its own.
+"""The step's tail: what workers must agree on, carried at the end of the last bucket, not in a message of its own.
 
-Every number has a place that exactly one worker fills; the others leave zero there, and a sum with zeros is exact. A double
-travels as three float32 parts (24 bits each), as one float64, or, on an int64 wire, as its bits.
+Every number has a place that exactly one worker fills; the others leave zero there, and a sum with zeros is exact. A
+double travels as three float32 parts (24 bits each), as one float64, or, on an int64 wire, as its bits.
 
-    | loss and weight of slice 0 .. S-1 | flags and bytes of rank 0 .. R-1 | extras by rank | presence of parameters | rows |
+    | loss, weight of slice 0 .. S-1 | flags, bytes, extras of rank 0 .. R-1 | presence of parameters | rows |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, kw_only=True)
 class TailShape:
-    """How long each part is. `extras`: numbers each rank adds for itself (exact mode's maxima). `rows`: BatchNorm's matrix."""
+    """How long each part is. `extras`: numbers of each rank (exact mode's maxima). `rows`: BatchNorm's matrix."""
 
     slices: int
     ranks: int

@@ -37,11 +37,15 @@ class Update:
         with users_code("making the schedule"):
             self.schedule = make_schedule(self.optimizer) if make_schedule else None
         if isinstance(self.schedule, ReduceLROnPlateau):
-            raise ConfigError("schedule", "ReduceLROnPlateau needs a metric at every step; use a schedule of the step count")
+            raise ConfigError(
+                "schedule", "ReduceLROnPlateau needs a metric at every step; use a schedule of the step count"
+            )
         self._names = {id(parameter): name for name, parameter in parameters.items()}
 
     def apply(self) -> Tensor | None:
-        """Clip by the global norm, step the optimizer, step the schedule. Returns the norm before clipping if it was taken."""
+        """Clip by the global norm, step the optimizer, step the schedule. Returns the norm before clipping if it was
+        taken.
+        """
         norm = None
         if self._clip is not None:
             gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
@@ -79,12 +83,15 @@ class Update:
         if saved["kind"] != type(self.optimizer).__name__:
             raise ConfigError(
                 "optimizer",
-                f"the checkpoint was made by {saved['kind']} and this job uses {type(self.optimizer).__name__}; start anew with another --out",
+                f"the checkpoint was made by {saved['kind']} and this job uses {type(self.optimizer).__name__}; "
+                "start anew with another --out",
             )
         names = [self._names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         saved_names = [name for group in saved["groups"] for name in group["params"]]
         if names != saved_names:
-            raise ConfigError("optimizer", "its parameter groups are not those of the checkpoint; start anew with another --out")
+            raise ConfigError(
+                "optimizer", "its parameter groups are not those of the checkpoint; start anew with another --out"
+            )
         index = {name: i for i, name in enumerate(names)}
         entries: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in saved["plain"].items()}
         for path, tensor in state.tensors.items():
@@ -101,10 +108,18 @@ class Update:
 def check_optimizer(optimizer: object, parameters: Mapping[str, nn.Parameter]) -> None:
     """Refuse what cannot be stepped once with a given gradient."""
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError("optimizer", f"optimizer(params) must return a torch.optim.Optimizer; it returned {type(optimizer).__name__}")
+        raise ConfigError(
+            "optimizer",
+            f"optimizer(params) must return a torch.optim.Optimizer; it returned {type(optimizer).__name__}",
+        )
     known = {id(parameter) for parameter in parameters.values()}
     if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-        raise ConfigError("optimizer", "it holds parameters that are not the model's; build it from the params it is given")
+        raise ConfigError(
+            "optimizer", "it holds parameters that are not the model's; build it from the params it is given"
+        )
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError("optimizer", f"{type(optimizer).__name__} computes the loss again inside step(); use one that takes a given gradient")
+        raise ConfigError(
+            "optimizer",
+            f"{type(optimizer).__name__} computes the loss again inside step(); use one that takes a given gradient",
+        )

@@ -24,7 +24,9 @@ def transport_errors(during: str) -> Iterator[None]:
         text = str(error).lower()
         if "timed out" in text or "timeout" in text:
             raise Timeout(during, 0.0) from error
-        if any(sign in text for sign in ("connection closed", "connection reset", "broken pipe", "gloo", "nccl", "socket")):
+        if any(
+            sign in text for sign in ("connection closed", "connection reset", "broken pipe", "gloo", "nccl", "socket")
+        ):
             raise PeerLost(-1, during) from error
         raise
 

@@ -17,8 +17,9 @@ from echelon.errors import ConfigError
 class Meeting:
     """Where ranks find each other.
 
-    `listen_fd`: a listening socket that rank 0 serves the store on, if it was given one. `serve`: whether rank 0 serves the
-    store at all (under torchrun its agent may). `attempt` keeps the traces of an earlier start in the same store apart.
+    `listen_fd`: a listening socket that rank 0 serves the store on, if it was given one. `serve`: whether rank 0
+    serves the store at all (under torchrun its agent may). `attempt` keeps the traces of an earlier start in the same
+    store apart.
     """
 
     rank: int
@@ -61,7 +62,9 @@ def _store(meeting: Meeting) -> dist.Store:
         )
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            raise ConfigError("port", f"{meeting.port} on {meeting.host} is in use; choose another (MASTER_PORT) or end what uses it") from error
+            raise ConfigError(
+                "port", f"{meeting.port} on {meeting.host} is in use; choose another (MASTER_PORT) or end what uses it"
+            ) from error
         raise
 
 

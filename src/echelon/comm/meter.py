@@ -1,7 +1,7 @@
 """Counts the payload this rank hands to a transport.
 
-gloo and NCCL do not say what they send, so it is counted by the algorithm they use (ring): an all-reduce of B bytes over n
-ranks sends 2 (n-1)/n B from each (reduce-scatter and all-gather, (n-1)/n B each); Patarasuk and Yuan, 2009.
+gloo and NCCL do not say what they send, so it is counted by the algorithm they use (ring): an all-reduce of B bytes
+over n ranks sends 2 (n-1)/n B from each (reduce-scatter and all-gather, (n-1)/n B each); Patarasuk and Yuan, 2009.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """Where tensors live: turns a worker's slices into local gradients."""
 
-from echelon.layout.build import build_module, parameters_of, persistent_buffers
+from echelon.layout.build import build_module, check_module, parameters_of, persistent_buffers
 from echelon.layout.statistics import RunningStatistics
-from echelon.layout.whole import SliceLoss, StepResult, WholeModel, Window
+from echelon.layout.whole import Microbatches, SliceLoss, StepResult, WholeModel, Window
 
 __all__ = [
+    "Microbatches",
     "RunningStatistics",
     "SliceLoss",
     "StepResult",
     "WholeModel",
     "Window",
     "build_module",
+    "check_module",
     "parameters_of",
     "persistent_buffers",
 ]

@@ -31,9 +31,11 @@ def check_module(module: nn.Module) -> None:
                 f"{name or 'the model'} is SyncBatchNorm, which normalises over whoever happens to be there; "
                 "use BatchNorm: Echelon normalises by slice, the same on any number of workers",
             )
-    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedTensorMixin)]
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
     if lazy:
-        raise ConfigError("model", f"{lazy[0]} has no shape yet (a Lazy module); run one batch through it in model() first")
+        raise ConfigError(
+            "model", f"{lazy[0]} has no shape yet (a Lazy module); run one batch through it in model() first"
+        )
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError("model", "it has no parameter that requires a gradient; there is nothing to train")
 

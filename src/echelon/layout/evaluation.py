@@ -1,4 +1,6 @@
-"""Measuring the model: chunks of the evaluation data shared out over the workers, weighted by what was really counted."""
+"""Measuring the model: chunks of the evaluation data shared out over the workers, weighted by what was really
+counted.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Sums = dict[str, tuple[float, float]]
 
 
 class Evaluation:
-    """Runs `metric` over the whole of the data. Chunks are added in their order, so the figure is the same on any workers."""
+    """Runs `metric` over the whole of the data. Chunks are added in their order, so the figure is the same on any
+    workers.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,9 @@ class Evaluation:
         self._module.eval()
         try:
             with torch.no_grad(), users_code("evaluating", self._group.rank):
-                mine = {chunk: self._measure(chunk) for chunk in range(self._group.rank, self._chunks, self._group.size)}
+                mine = {
+                    chunk: self._measure(chunk) for chunk in range(self._group.rank, self._chunks, self._group.size)
+                }
         finally:
             for module in was_training:
                 module.training = True
@@ -61,14 +67,18 @@ class Evaluation:
 
     def _measure(self, chunk: int) -> Sums:
         start = chunk * self._batch
-        batch = self._batches.read(0, start, min(start + self._batch, self._size), derive(self._seed, "evaluate", chunk))
+        batch = self._batches.read(
+            0, start, min(start + self._batch, self._size), derive(self._seed, "evaluate", chunk)
+        )
         device = self._group.device
         with torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext():
             values = self._metric(self._module, to_device(batch, device))
         try:
             return {str(name): (float(total), float(weight)) for name, (total, weight) in values.items()}
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(self._group.rank, f"metric must return {{name: (sum, weight)}}; it returned {values!r:.200}") from error
+            raise UserError(
+                self._group.rank, f"metric must return {{name: (sum, weight)}}; it returned {values!r:.200}"
+            ) from error
 
 
 def average(chunks: list[Sums]) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""BatchNorm's running statistics, kept by slice and applied in slice order, so that they do not depend on who computed what.
+"""BatchNorm's running statistics, kept by slice and applied in slice order, so that they do not depend on who
+computed what.
 
 A running statistic follows r <- (1 - m) r + m x for every batch x. Started from zero, a slice's c forward passes leave
-b = what they contribute; from any r they lead to (1 - m)^c r + b. So every slice runs from zero, its b and c travel to all
-workers (one row a slice), and commit applies the rows in slice order. With momentum None (a cumulative average of N batches
-so far) the rule is (N r + c b) / (N + c).
+b = what they contribute; from any r they lead to (1 - m)^c r + b. So every slice runs from zero, its b and c travel
+to all workers (one row a slice), and commit applies the rows in slice order. With momentum None (a cumulative average
+of N batches so far) the rule is (N r + c b) / (N + c).
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class RunningStatistics:
         self.rows[index].copy_(torch.cat(parts))
 
     def end(self) -> None:
-        """After the last slice: put the committed values back."""
-        for norm, (mean, var, batches) in zip(self._norms, self._committed, strict=True):
+        """After the last slice: put the committed values back. Once: what is committed later stays."""
+        committed, self._committed = self._committed, []
+        for norm, (mean, var, batches) in zip(self._norms, committed, strict=bool(committed)):
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var)
             norm.num_batches_tracked.fill_(batches)

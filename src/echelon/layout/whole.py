@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from echelon.errors import ConfigError, UserError
+from echelon.errors import ConfigError, UserError, users_code
 from echelon.layout.statistics import RunningStatistics
 from echelon.randomness import Generators, slice_seed
 from echelon.slices import Slice, Step
@@ -40,8 +40,8 @@ class SliceLoss:
 class StepResult:
     """What a worker computed, filled while it computes.
 
-    `scaled`: gradients carry 1 / (the step's samples) already; None when it computed nothing. `buffers_changed`: forward
-    changed buffers other than BatchNorm's.
+    `scaled`: gradients carry 1 / (the step's samples) already; None when it computed nothing. `buffers_changed`:
+    forward changed buffers other than BatchNorm's.
     """
 
     losses: list[SliceLoss] = field(default_factory=list)
@@ -49,19 +49,22 @@ class StepResult:
     buffers_changed: bool = False
 
 
-class WholeModel:
-    """Runs forward and backward of this worker's slices.
+class Microbatches:
+    """Cuts a worker's share of a step into micro-batches and keeps the books around each forward and backward.
 
-    Exact: every slice alone, backward from the sum of its samples' losses. Otherwise neighbouring slices are merged into
-    micro-batches of at most `microbatch` samples, unless merging would change the result (BatchNorm) or is turned off.
+        begin  ( read  [forward]  account  backward ) for each group  end
+
+    Exact: every slice alone, backward from the sum of its samples' losses. Otherwise neighbouring slices are merged
+    into micro-batches of at most `microbatch` samples, unless merging would change the result (BatchNorm) or is
+    turned off.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        loss: Callable[..., Any],
         batches: Batches,
         statistics: RunningStatistics,
+        generators: Generators,
         *,
         seed: int,
         device: torch.device,
@@ -69,56 +72,51 @@ class WholeModel:
         merge: bool,
         exact: bool,
         microbatch: int | None,
-        bf16: bool,
-        compiled: bool,
     ) -> None:
-        self._module = module
-        self._callable = torch.compile(module) if compiled else module
-        self._loss = loss
         self._batches = batches
         self._statistics = statistics
+        self._generators = generators
         self._seed = seed
         self._device = device
         self._rank = rank
         self._merge = merge and not exact and not statistics
         self._exact = exact
         self._microbatch = microbatch
-        self._bf16 = bf16
         self._guard = BufferGuard(module, statistics.names, exact)
-        self._generators = Generators.of(module, loss)
 
-    def run(self, step: Step, mine: range, window: Window, result: StepResult) -> None:
-        """Compute this worker's slices of the step. Gradients accumulate in `.grad`, under the window."""
-        groups = group_slices(step.slices[mine.start : mine.stop], self._merge, self._microbatch)
+    def groups(self, step: Step, mine: range) -> list[tuple[Slice, ...]]:
+        return group_slices(step.slices[mine.start : mine.stop], self._merge, self._microbatch)
+
+    def begin(self) -> None:
         self._statistics.begin()
-        try:
-            for position, group in enumerate(groups):
-                loss = self._forward(step, group, result)
-                result.losses.append(loss)
-                scale = 1.0 / step.samples if result.scaled else 1.0
-                with window(position == len(groups) - 1):
-                    (loss.total * scale).backward()  # type: ignore[no-untyped-call]
-        finally:
-            self._statistics.end()
-        if not groups:
-            with window(True):
-                pass
 
-    def _forward(self, step: Step, group: Sequence[Slice], result: StepResult) -> SliceLoss:
+    def end(self) -> None:
+        self._statistics.end()
+
+    def read(self, step: Step, group: Sequence[Slice]) -> Any:
+        """The samples of some neighbouring slices, with the random state set for their forward."""
         first, last = group[0], group[-1]
         seed = slice_seed(self._seed, step.number, first.index)
-        batch = to_device(self._batches.read(step.epoch, first.start, last.stop, seed), self._device)
+        with users_code("reading the dataset", self._rank):
+            batch = to_device(self._batches.read(step.epoch, first.start, last.stop, seed), self._device)
         if self._generators.held:
             self._generators.set_held(seed)
         self._statistics.open()
         self._guard.open()
-        with torch.autocast(self._device.type, torch.bfloat16) if self._bf16 else nullcontext():
-            value = self._loss(self._callable, batch)
+        return batch
+
+    def account(self, step: Step, group: Sequence[Slice], value: Any, result: StepResult) -> SliceLoss:
+        """Take what the loss function returned for the group into the result."""
+        first, last = group[0], group[-1]
         self._guard.close()
         result.buffers_changed = bool(self._guard.changed)
         if self._statistics:
             self._statistics.close(first.index)
         is_pair = isinstance(value, tuple)
+        if is_pair and len(value) != 2:
+            raise UserError(
+                self._rank, f"loss returned a tuple of {len(value)}; it must return a scalar tensor, or (sum, weight)"
+            )
         scaled = not is_pair and not self._exact
         if result.scaled not in (None, scaled):
             raise UserError(self._rank, MIXED_LOSS)
@@ -127,16 +125,84 @@ class WholeModel:
         self._check(total, step, first)
         if weight is None:
             samples = last.stop - first.start
-            return SliceLoss(index=first.index, total=total * samples, weight=float(samples))
-        return SliceLoss(index=first.index, total=total, weight=weight.detach() if isinstance(weight, Tensor) else float(weight))
+            loss = SliceLoss(index=first.index, total=total * samples, weight=float(samples))
+        else:
+            loss = SliceLoss(index=first.index, total=total, weight=_weight(weight, self._rank))
+        result.losses.append(loss)
+        return loss
+
+    def backward(self, step: Step, loss: SliceLoss, result: StepResult, window: AbstractContextManager[None]) -> None:
+        scale = 1.0 / step.samples if result.scaled else 1.0
+        with window, users_code("running backward", self._rank):
+            (loss.total * scale).sum().backward()
 
     def _check(self, total: object, step: Step, first: Slice) -> None:
         where = f"in step {step.number}, slice {first.index}"
         if not isinstance(total, Tensor) or total.numel() != 1 or not total.is_floating_point():
             shape = f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
-            raise UserError(self._rank, f"loss returned {shape} {where}; it must return a scalar tensor, or (sum, weight)")
+            raise UserError(
+                self._rank, f"loss returned {shape} {where}; it must return a scalar tensor, or (sum, weight)"
+            )
         if not total.requires_grad:
-            raise UserError(self._rank, f"the loss {where} does not depend on any parameter; was it detached, or made under no_grad?")
+            raise UserError(
+                self._rank,
+                f"the loss {where} does not depend on any parameter; was it detached, or made under no_grad?",
+            )
+
+
+class WholeModel:
+    """Runs forward and backward of this worker's slices."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[..., Any],
+        microbatches: Microbatches,
+        *,
+        device: torch.device,
+        rank: int,
+        bf16: bool,
+        compiled: bool,
+    ) -> None:
+        self._callable = torch.compile(module) if compiled else module
+        self._loss = loss
+        self._microbatches = microbatches
+        self._device = device
+        self._rank = rank
+        self._bf16 = bf16
+
+    def run(self, step: Step, mine: range, window: Window, result: StepResult) -> None:
+        """Compute this worker's slices of the step. Gradients accumulate in `.grad`, under the window."""
+        work = self._microbatches
+        groups = work.groups(step, mine)
+        work.begin()
+        try:
+            for position, group in enumerate(groups):
+                batch = work.read(step, group)
+                value = self._forward(batch)
+                loss = work.account(step, group, value, result)
+                work.backward(step, loss, result, window(position == len(groups) - 1))
+        finally:
+            work.end()
+        if not groups:
+            with window(True):
+                pass
+
+    def _forward(self, batch: Any) -> Any:
+        with (
+            torch.autocast(self._device.type, torch.bfloat16) if self._bf16 else nullcontext(),
+            users_code("computing the loss", self._rank),
+        ):
+            return self._loss(self._callable, batch)
+
+
+def _weight(weight: Any, rank: int) -> Tensor | float:
+    if isinstance(weight, Tensor) and weight.numel() == 1:
+        return weight.detach()
+    try:
+        return float(weight)
+    except (TypeError, ValueError) as error:
+        raise UserError(rank, f"the weight that loss returned is no number: {weight!r:.100}") from error
 
 
 def group_slices(slices: Sequence[Slice], merge: bool, microbatch: int | None) -> list[tuple[Slice, ...]]:
@@ -193,8 +259,9 @@ class BufferGuard:
                 if self._exact:
                     raise ConfigError(
                         "exact",
-                        f"forward changes the buffer {name} of {type(owner).__name__}; only BatchNorm's running statistics "
-                        "can be applied in slice order. Make it non-persistent if it is a cache, or train without --exact",
+                        f"forward changes the buffer {name} of {type(owner).__name__}; only BatchNorm's running "
+                        "statistics can be applied in slice order. Make it non-persistent if it is a cache, "
+                        "or train without --exact",
                     )
                 self.changed.add(name)
 

@@ -184,7 +184,7 @@ class _Loop:
             raise UserError(self._rank, "run.backward(loss) belongs once to each batch")
         work, step = self._parts.microbatches, self._turn.step
         loss: SliceLoss = work.account(step, self._group, value, self._result)
-        work.backward(step, loss, self._result, self._parts.agreement.window(self._is_last))
+        work.backward(loss, self._parts.agreement.window(self._is_last))
         self._backward_done = True
 
     def step(self) -> None:

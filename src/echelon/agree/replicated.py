@@ -9,7 +9,9 @@ computed again.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -88,16 +90,14 @@ class Replicated:
         return self._sum.watch(last)
 
     def _write_tail(self, pending_bytes: int) -> None:
-        flags = Flag(0)
-        if self._stop():
-            flags |= Flag.STOP
+        flags = Flag.STOP if self._stop() else 0
         if self._result.scaled is not None:
             flags |= Flag.MEANS if self._result.scaled else Flag.SUMS
         if self._result.buffers_changed:
             flags |= Flag.BUFFERS
         tail = Tail(
-            losses=[(loss.index, loss.total.detach(), loss.weight) for loss in self._result.losses],
-            flags=int(flags),
+            losses=[(loss.index, loss.total, loss.weight) for loss in self._result.losses],
+            flags=flags,
             sent_bytes=self._group.meter.sent_bytes + pending_bytes - self._sent_before,
             extras=self._sum.mine(),
             present=[there for bucket in self._sum.buckets for there in bucket.present],
@@ -110,24 +110,22 @@ class Replicated:
         """Agree, then apply one update on every worker or nothing anywhere."""
         self._sum.close()
         agreed = read(self._shape, self._sum.tail)
-        flags = Flag(0)
-        for flag in agreed.flags:
-            flags |= Flag(flag)
-        if Flag.MEANS in flags and Flag.SUMS in flags:
+        flags = functools.reduce(operator.or_, agreed.flags)
+        if flags & Flag.MEANS and flags & Flag.SUMS:
             raise UserError(self._group.rank, MIXED_LOSS)
         self._check_finite(step, agreed, shares)
         misfit = self._sum.misfit(agreed)
         if misfit:
             return Again(reason=misfit)
         weight = math.fsum(w for _, w in agreed.losses)
-        stop = Flag.STOP in flags
+        stop = bool(flags & Flag.STOP)
         if weight == 0:
             return self._skip(agreed, stop)
-        self._sum.finish(None if Flag.MEANS in flags else weight, agreed)
+        self._sum.finish(None if flags & Flag.MEANS else weight, agreed)
         if self._probe:
             self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
         norm = self._update.apply()
-        self._settle(agreed, Flag.BUFFERS in flags)
+        self._settle(agreed, bool(flags & Flag.BUFFERS))
         return Applied(
             loss=total_loss(agreed.losses) / weight,
             weight=weight,

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
-class Flag(IntFlag):
+
+class Flag(IntEnum):
     """What a worker says of its step."""
 
     STOP = 1
@@ -68,7 +71,7 @@ class Agreed:
     losses: tuple[tuple[float, float], ...]
     flags: tuple[int, ...]
     sent_bytes: int
-    extras: np.ndarray
+    extras: Doubles
     present: tuple[bool, ...]
     rows: Tensor
 
@@ -76,39 +79,43 @@ class Agreed:
 def write(tail: Tail, shape: TailShape, rank: int, into: Tensor) -> None:
     """Fill this worker's places of the flat tail `into`, zero elsewhere."""
     doubles = np.zeros(shape.doubles)
-    on_device = [x for _, *pair in tail.losses for x in pair if isinstance(x, Tensor) and x.device.type != "cpu"]
     for index, total, weight in tail.losses:
-        doubles[2 * index : 2 * index + 2] = [_number(total), _number(weight)]
+        doubles[2 * index] = _number(total)
+        doubles[2 * index + 1] = _number(weight)
     start = 2 * shape.slices + rank * (2 + shape.extras)
-    doubles[start : start + 2 + shape.extras] = [tail.flags, tail.sent_bytes, *tail.extras]
-    values = torch.from_numpy(doubles)
-    if on_device:
-        values = _with_device_losses(values.to(into.device), tail)
-    _encode(values, into[: shape.doubles * parts(into.dtype)])
-    rest = into[shape.doubles * parts(into.dtype) :]
-    rest[: shape.parameters].copy_(torch.tensor(tail.present, dtype=torch.float32))
+    doubles[start : start + 2 + shape.extras] = (tail.flags, tail.sent_bytes, *tail.extras)
+    width = shape.doubles * parts(into.dtype)
+    if into.device.type == "cpu":
+        _encode_on_host(doubles, into[:width].numpy())
+        into[width : width + shape.parameters].numpy()[:] = tail.present
+    else:
+        _encode_on_device(_with_device_losses(torch.from_numpy(doubles).to(into.device), tail), into[:width])
+        present = torch.tensor(tail.present, dtype=torch.float32)
+        into[width : width + shape.parameters].copy_(present.to(into.device))
     if shape.rows:
         bits = tail.rows.flatten()
-        rest[shape.parameters :].copy_(bits.view(torch.int32) if into.dtype == torch.int64 else bits)
+        into[width + shape.parameters :].copy_(bits.view(torch.int32) if into.dtype == torch.int64 else bits)
 
 
 def read(shape: TailShape, summed: Tensor) -> Agreed:
     """Everybody's entries from the summed tail. Waits for the device, once."""
     wire = summed.dtype
     width = shape.doubles * parts(wire)
-    host = summed[: width + shape.parameters].cpu()
+    host = summed[: width + shape.parameters].cpu().numpy()
     doubles = _decode(host[:width])
+    losses = doubles[: 2 * shape.slices].tolist()
     by_rank = doubles[2 * shape.slices :].reshape(shape.ranks, 2 + shape.extras)
+    heads = by_rank[:, :2].tolist()
     rows = summed[width + shape.parameters :]
-    if wire == torch.int64:
-        rows = rows.to(torch.int32).view(torch.float32)
+    if shape.rows:
+        rows = (rows.to(torch.int32).view(torch.float32) if wire == torch.int64 else rows).reshape(shape.rows, -1)
     return Agreed(
-        losses=tuple((float(a), float(b)) for a, b in doubles[: 2 * shape.slices].reshape(-1, 2)),
-        flags=tuple(int(flag) for flag in by_rank[:, 0]),
-        sent_bytes=int(by_rank[:, 1].sum()),
+        losses=tuple(zip(losses[::2], losses[1::2], strict=True)),
+        flags=tuple(int(flags) for flags, _ in heads),
+        sent_bytes=int(sum(sent for _, sent in heads)),
         extras=by_rank[:, 2:],
         present=tuple((host[width:] > 0).tolist()),
-        rows=rows.reshape(shape.rows, shape.row_width) if shape.rows else rows,
+        rows=rows,
     )
 
 
@@ -120,17 +127,27 @@ def _number(value: Tensor | float) -> float:
 
 def _with_device_losses(values: Tensor, tail: Tail) -> Tensor:
     """Put losses that live on a GPU in their places without waiting for them."""
-    places, numbers = [], []
     for index, *pair in tail.losses:
         for offset, number in enumerate(pair):
             if isinstance(number, Tensor) and number.device.type != "cpu":
-                places.append(2 * index + offset)
-                numbers.append(number.detach().reshape(()).double())
-    values[torch.tensor(places, device=values.device)] = torch.stack(numbers)
+                values[2 * index + offset].copy_(number.reshape(()))
     return values
 
 
-def _encode(values: Tensor, into: Tensor) -> None:
+def _encode_on_host(values: Doubles, into: np.ndarray[Any, Any]) -> None:
+    if into.dtype == np.int64:
+        into[:] = values.view(np.int64)
+    elif into.dtype == np.float64:
+        into[:] = values
+    else:
+        rest = values
+        with np.errstate(invalid="ignore", over="ignore"):
+            for part in range(3):
+                into[part::3] = rest
+                rest = rest - into[part::3]
+
+
+def _encode_on_device(values: Tensor, into: Tensor) -> None:
     if into.dtype == torch.int64:
         into.copy_(values.view(torch.int64))
     elif into.dtype == torch.float64:
@@ -142,9 +159,11 @@ def _encode(values: Tensor, into: Tensor) -> None:
         into.copy_(torch.stack((high, middle, low), dim=1).flatten())
 
 
-def _decode(summed: Tensor) -> np.ndarray:
-    if summed.dtype == torch.int64:
-        return summed.view(torch.float64).numpy()
-    if summed.dtype == torch.float64:
-        return summed.numpy()
-    return summed.reshape(-1, 3).double().sum(dim=1).numpy()
+def _decode(summed: np.ndarray[Any, Any]) -> Doubles:
+    if summed.dtype == np.int64:
+        return summed.view(np.float64)
+    if summed.dtype == np.float64:
+        return summed
+    with np.errstate(invalid="ignore"):
+        total: Doubles = summed.reshape(-1, 3).sum(axis=1, dtype=np.float64)
+    return total

@@ -64,7 +64,8 @@ class Group:
             return Pending(None, during)
         self.meter.add(self.cost_of_sum(tensor))
         with transport_errors(during):
-            return Pending(dist.all_reduce(tensor, group=self._process_group, async_op=True), during)
+            # The group's own method: dist.all_reduce adds tens of microseconds of checks, which count at small sizes.
+            return Pending(self._process_group.allreduce([tensor]), during)
 
     def broadcast(self, tensor: Tensor, during: str) -> None:
         """Give every rank the tensor of rank 0."""

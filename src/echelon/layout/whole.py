@@ -29,11 +29,16 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SliceLoss:
-    """The summed loss and the weight of a slice (or of several merged ones, under the first one's index)."""
+    """The summed loss and the weight of a slice (or of several merged ones, under the first one's index).
+
+    Numbers, or on a GPU tensors that may still be computed. `value` is what backward starts from, `scale` its gradient.
+    """
 
     index: int
-    total: Tensor
+    total: Tensor | float
     weight: Tensor | float
+    value: Tensor
+    scale: float
 
 
 @dataclass(kw_only=True)
@@ -123,18 +128,23 @@ class Microbatches:
         result.scaled = scaled
         total, weight = value if is_pair else (value, None)
         self._check(total, step, first)
-        if weight is None:
-            samples = last.stop - first.start
-            loss = SliceLoss(index=first.index, total=total * samples, weight=float(samples))
-        else:
-            loss = SliceLoss(index=first.index, total=total, weight=_weight(weight, self._rank))
+        samples = last.stop - first.start
+        scale = 1.0 if is_pair else samples / step.samples if scaled else float(samples)
+        factor = 1.0 if is_pair else float(samples)
+        number = total.detach()
+        loss = SliceLoss(
+            index=first.index,
+            total=number.item() * factor if number.device.type == "cpu" else number.double() * factor,
+            weight=_weight(weight, self._rank) if is_pair else float(samples),
+            value=total,
+            scale=scale,
+        )
         result.losses.append(loss)
         return loss
 
-    def backward(self, step: Step, loss: SliceLoss, result: StepResult, window: AbstractContextManager[None]) -> None:
-        scale = 1.0 / step.samples if result.scaled else 1.0
+    def backward(self, loss: SliceLoss, window: AbstractContextManager[None]) -> None:
         with window, users_code("running backward", self._rank):
-            (loss.total * scale).sum().backward()
+            loss.value.backward(torch.full_like(loss.value, loss.scale))
 
     def _check(self, total: object, step: Step, first: Slice) -> None:
         where = f"in step {step.number}, slice {first.index}"
@@ -181,7 +191,7 @@ class WholeModel:
                 batch = work.read(step, group)
                 value = self._forward(batch)
                 loss = work.account(step, group, value, result)
-                work.backward(step, loss, result, window(position == len(groups) - 1))
+                work.backward(loss, window(position == len(groups) - 1))
         finally:
             work.end()
         if not groups:

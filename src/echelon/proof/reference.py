@@ -174,7 +174,7 @@ class Reference:
         self.module.zero_grad(set_to_none=True)
         return Computed(
             index=piece.index,
-            total=total.item(),
+            total=value.item() * (len(piece.ids) if weight is None else 1),
             weight=float(len(piece.ids)) if weight is None else float(weight),
             is_mean=weight is None,
             gradients=gradients,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ class EventLog:
 
     def __call__(self, record: Event) -> None:
         try:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(to_line(record))
         except OSError as error:
             raise StorageFailed(str(self._path), error.strerror or str(error)) from error
 
@@ -39,12 +41,32 @@ class EventLog:
         self._file.close()
 
 
+def to_line(record: Event) -> str:
+    """One line of JSON. What JSON cannot say is text: `float("nan")` reads it back."""
+    try:
+        return json.dumps(record, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(_speakable(record), allow_nan=False) + "\n"
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _speakable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_speakable(item) for item in value]
+    return value
+
+
 def read_events(path: Path) -> Iterator[Event]:
-    """Every whole event of a log; a torn last line is left out."""
-    with path.open(encoding="utf-8") as lines:
+    """Every whole event of a log; a torn line, and whatever else is no event, is left out."""
+    with path.open("rb") as lines:
         for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            with suppress(ValueError):
+                found = json.loads(line) if line.endswith(b"\n") else None
+                if isinstance(found, dict) and "event" in found:
+                    yield found
 
 
 def rewind(path: Path, step: int) -> int:
@@ -59,9 +81,12 @@ def rewind(path: Path, step: int) -> int:
     kept = [e for e in events if not (e["event"] in ("step", "push", "evaluate") and e["step"] > step)]
     lost = len([e for e in events if e["event"] == "step" and e["step"] > step])
     beside = path.with_name(f".{path.name}.rewound")
-    with beside.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(e) + "\n" for e in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(to_line(e) for e in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise StorageFailed(str(path), error.strerror or str(error)) from error
     return lost

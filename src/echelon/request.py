@@ -71,8 +71,10 @@ def import_file(file: str, rank: int) -> Any:
     try:
         spec.loader.exec_module(module)
     except (ConfigError, KeyboardInterrupt):
+        del sys.modules[MODULE]
         raise
     except BaseException as error:
+        del sys.modules[MODULE]
         trace = traceback.format_exc()
         raise UserError(rank, f"{file} did not import: {type(error).__name__}: {error}", trace) from error
     return module

@@ -1,8 +1,10 @@
-"""What Echelon costs over a hand-written DDP loop: two workers, the same model, data and optimizer, in the same processes.
+"""What Echelon costs over a hand-written DDP loop: two workers, the same model, data and optimizer, in the same
+processes.
 
-Both trainers live in the same two processes and take turns, block by block, so that whatever else the machine does meets
-both. The peer is the leanest DDP loop there is: samples gathered by index from tensors in memory, gradients as views of
-their buckets, no loss read, nothing logged. Ours is the whole session: loop, exact weights, event log, progress.
+Both trainers live in the same two processes and take turns, block by block, so that whatever else the machine does
+meets both. The peer is the leanest DDP loop there is: samples gathered by index from tensors in memory, gradients as
+views of their buckets, no loss read, nothing logged. Ours is the whole session: loop, exact weights, event log,
+progress.
 
     python benchmarks/overhead.py [--json] [--pairs 20] [--steps 30]
 """
@@ -27,10 +29,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import echelon
+from echelon.assemble import prepare
 from echelon.comm import Meeting, join, leave
 from echelon.fleet import Start, WorkerStart
 from echelon.fleet import launch as run_workers
-from echelon.assemble import prepare
 from echelon.loop import train
 from echelon.plan import Plan
 from echelon.request import Request

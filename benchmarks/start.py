@@ -24,7 +24,7 @@ WORKERS = 4
 TARGET = 0.5
 LIMIT_S = 120
 
-JOB = '''
+JOB = """
 import sys
 import torch
 from torch import nn
@@ -42,9 +42,9 @@ job = echelon.Job(
 )
 if __name__ == "__main__":
     echelon.train(job, out=sys.argv[1])
-'''
+"""
 
-DDP = '''
+DDP = """
 import json, os, sys, time
 import torch
 import torch.distributed as dist
@@ -69,7 +69,7 @@ for step in range(2):
             file.write(json.dumps({"event": "step", "time": time.time()}) + "\\n")
 del model, optimizer
 dist.destroy_process_group()
-'''
+"""
 
 
 def seconds_to_first_step(command: list[str], out: Path) -> float:
@@ -98,11 +98,11 @@ def main() -> int:
         (here / "job.py").write_text(JOB)
         (here / "ddp.py").write_text(DDP)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORKERS)]
+        ours = [sys.executable, "-m", "echelon", "train", "job.py", "--workers", str(WORKERS)]
         for pair in range(arguments.pairs):
             out = {name: here / f"{name}-{pair}" for name in took}
             commands = {
-                "echelon": [sys.executable, "-m", "echelon", "train", "job.py", "--workers", str(WORKERS)]
-                + ["--out", str(out["echelon"])],
+                "echelon": [*ours, "--out", str(out["echelon"])],
                 "torchrun": [*torchrun, "job.py", str(out["torchrun"])],
                 "ddp": [*torchrun, "ddp.py", str(out["ddp"])],
             }

@@ -76,19 +76,24 @@ class Bucket:
     """
 
     def __init__(
-        self, plan: BucketPlan, parameters: Mapping[str, nn.Parameter], wire: torch.dtype | None, tail: int
+        self,
+        plan: BucketPlan,
+        parameters: Mapping[str, nn.Parameter],
+        wire: torch.dtype | None,
+        tail: int,
+        *,
+        packs: bool = True,
     ) -> None:
         self.plan = plan
         self.parameters = [parameters[name] for name in plan.names]
         device = self.parameters[0].device
-        self.flat = torch.zeros(plan.numel + (0 if wire else tail), dtype=plan.dtype, device=device)
-        self.wire = torch.zeros(plan.numel + tail, dtype=wire, device=device) if wire else self.flat
-        self.tail = self.wire[plan.numel :]
+        size = plan.numel if packs else 0
+        self.flat = torch.zeros(size + (0 if wire else tail), dtype=plan.dtype, device=device)
+        self.wire = torch.zeros(size + tail, dtype=wire, device=device) if wire else self.flat
+        self.tail = self.wire[size:]
         self.present = [False] * len(self.parameters)
-        self._views = [
-            _shaped(piece, parameter)
-            for piece, parameter in zip(self.flat[: plan.numel].split(plan.sizes), self.parameters, strict=True)
-        ]
+        pieces = self.flat[:size].split(plan.sizes) if packs else ()
+        self._views = [_shaped(piece, parameter) for piece, parameter in zip(pieces, self.parameters, strict=packs)]
 
     def pack(self) -> None:
         """Copy the gradients in; a parameter without one contributes zeros. `present` remembers which had one."""

@@ -60,7 +60,13 @@ class _Summation:
         self.extras = len(plans) if wire else 0
         wire_of_last = wire or plans[-1].dtype
         self.buckets = [
-            Bucket(plan, parameters, wire, tail_numel(wire_of_last, self.extras) if index == len(plans) - 1 else 0)
+            Bucket(
+                plan,
+                parameters,
+                wire,
+                tail_numel(wire_of_last, self.extras) if index == len(plans) - 1 else 0,
+                packs=group.size > 1 or wire is not None,
+            )
             for index, plan in enumerate(plans)
         ]
         self._sent: list[Pending] = []

@@ -75,7 +75,7 @@ def hand_written(device: torch.device) -> Iterator[None]:
             ids = order[start : start + BATCH]
             batch = {name: column[ids].to(device, non_blocking=True) for name, column in columns.items()}
             optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast(device.type, torch.bfloat16):
                 loss = gpt.loss(compiled, batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), gpt.CLIP)
@@ -104,8 +104,7 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure(pairs: int, steps: int) -> dict[str, list[float]]:
-    device = torch.device("cuda", 0)
+def measure(pairs: int, steps: int, device: torch.device) -> dict[str, list[float]]:
     torch.set_float32_matmul_precision("high")
     seconds: dict[str, list[float]] = {"echelon": [], "hand-written": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +133,7 @@ def main() -> int:
     machine = "no GPU here: not measured"
     if torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        seconds = measure(arguments.pairs, arguments.steps)
+        seconds = measure(arguments.pairs, arguments.steps, torch.device("cuda", 0))
         ratio = statistics.median(b / a for a, b in zip(seconds["echelon"], seconds["hand-written"], strict=True))
         tokens = {name: BATCH * SHAPE["context"] / statistics.median(took) for name, took in seconds.items()}
         claims.append(

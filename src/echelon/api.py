@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.errors import ConfigError, Stopped, StorageFailed
 from echelon.events import Event
-from echelon.fleet import Start
+from echelon.fleet import PRELOAD, Start
 from echelon.fleet import launch as run_workers
 from echelon.job import Job
 from echelon.plan import Plan
@@ -129,6 +129,7 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
                 workers=count,
                 port=port,
                 run=request.out,
+                preload=(*PRELOAD, "echelon.worker"),
             ),
             watch,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.fleet.launcher import launch
-from echelon.fleet.start import Start, WorkerStart
+from echelon.fleet.start import PRELOAD, Start, WorkerStart
 from echelon.fleet.tether import Tether
 
-__all__ = ["Start", "Tether", "WorkerStart", "launch"]
+__all__ = ["PRELOAD", "Start", "Tether", "WorkerStart", "launch"]

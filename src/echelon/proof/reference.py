@@ -26,7 +26,7 @@ from echelon.proof.sums import ExactSum, accumulate, exact_norm
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """One micro-batch. `total` is the summed loss, `gradients` are of `total` (of `total` / samples if not exact).
+    """One micro-batch. `total` is the summed loss; `gradients` are of it, or unless exact of a mean's part of the mean.
 
     `drew`: random numbers were drawn after the samples had been made. `changed`: buffers that forward changed.
     """
@@ -165,11 +165,11 @@ class Reference:
         changed = {name for name, b in self.other_buffers().items() if versions[name] != (id(b), b._version)}
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise UserError(-1, "loss must return a scalar tensor, or (sum, weight)")
-        total = value * len(piece.ids) if weight is None else value
-        scale = 1.0 / task.samples if weight is None and not self.exact else 1.0
+        samples = len(piece.ids)
+        seed = 1.0 if weight is not None else samples / (1 if self.exact else task.samples)
         self.module.zero_grad(set_to_none=True)
         with users_code("running backward"):
-            (total * scale).sum().backward()  # type: ignore[no-untyped-call]
+            value.backward(torch.full_like(value, seed))  # type: ignore[no-untyped-call]
         gradients = {name: p.grad.detach() for name, p in self.parameters.items() if p.grad is not None}
         self.module.zero_grad(set_to_none=True)
         return Computed(

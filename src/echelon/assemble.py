@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from echelon.agree import Replicated, Update
+from echelon.agree.grid import MOST_SLICES
 from echelon.agree.replicated import Probe
 from echelon.comm import Group
 from echelon.data.order import Order
@@ -81,6 +82,8 @@ def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
             "compiled kernels depend on the shapes a worker happened to see first; "
             "set compile=False, or train without --exact",
         )
+    if exact and job.slices > MOST_SLICES:
+        raise ConfigError("slices", f"{job.slices} cannot be summed exactly; use at most {MOST_SLICES} with --exact")
     return plan.resolve(workers)
 
 

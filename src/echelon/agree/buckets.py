@@ -67,6 +67,8 @@ def plan_buckets(
 
 
 def _plan(names: Sequence[str], parameters: Mapping[str, Tensor], dtype: torch.dtype) -> BucketPlan:
+    # Complex numbers first: they can be viewed only at an even offset.
+    names = sorted(names, key=lambda name: not parameters[name].is_complex())
     return BucketPlan(names=tuple(names), sizes=tuple(real_numel(parameters[n]) for n in names), dtype=dtype)
 
 

@@ -22,6 +22,7 @@ TARGET_BITS = 46
 COARSEST_BITS = 32
 SUM_BITS = 62
 K_RANGE = (-100, 120)
+MOST_SLICES = 2 ** (SUM_BITS - 1 - TARGET_BITS)
 BLOCK = 1 << 16
 
 
@@ -43,6 +44,11 @@ def fits(k: int, largest: float, slices: int) -> bool:
     in_range = bits <= SUM_BITS - math.ceil(math.log2(slices)) - 1
     fine_enough = bits >= COARSEST_BITS or k == K_RANGE[1]
     return in_range and fine_enough
+
+
+def has_grid(largest: float, slices: int) -> bool:
+    """Whether any grid holds summands up to `largest`: not NaN, infinity, or a double far beyond any single."""
+    return math.isfinite(largest) and fits(fitting_k(largest), largest, slices)
 
 
 def largest_magnitude(values: Tensor) -> float:

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from echelon.agree.grid import has_grid
 from echelon.agree.outcome import Again, Applied, Outcome, Skipped
 from echelon.agree.summation import FloatSum, GridSum
 from echelon.agree.tail import Agreed, Flag, Tail, TailShape, read, write
@@ -170,7 +171,7 @@ class Replicated:
                 )
         for rank, extras in enumerate(agreed.extras):
             for index, top in enumerate(extras):
-                if not math.isfinite(top):
+                if not has_grid(float(top), self._slices):
                     names = self._sum.buckets[index].plan.names
                     raise Diverged(
                         step.number, f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied", rank

@@ -145,6 +145,7 @@ def _encode_on_host(values: Doubles, into: np.ndarray[Any, Any]) -> None:
             for part in range(3):
                 into[part::3] = rest
                 rest = rest - into[part::3]
+                rest[~np.isfinite(rest)] = 0.0  # an infinity is said by its first part alone
 
 
 def _encode_on_device(values: Tensor, into: Tensor) -> None:
@@ -154,8 +155,9 @@ def _encode_on_device(values: Tensor, into: Tensor) -> None:
         into.copy_(values)
     else:
         high = values.float()
-        middle = (values - high.double()).float()
-        low = (values - high.double() - middle.double()).float()
+        rest = (values - high.double()).nan_to_num(0.0, 0.0, 0.0)
+        middle = rest.float()
+        low = (rest - middle.double()).float()
         into.copy_(torch.stack((high, middle, low), dim=1).flatten())
 
 

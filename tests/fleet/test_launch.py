@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -166,6 +167,25 @@ def test_a_closure_runs_in_forks_of_a_caller_with_other_threads() -> None:
     for thread in busy:
         thread.join(20)
     assert results == [{"secret": id(secret), "threads": 2}] * 2  # its own and the tether's
+
+
+def open_sockets() -> set[str]:
+    links = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor
+            links.add(str(path.readlink()))
+    return {link for link in links if link.startswith("socket:")}
+
+
+def test_a_fork_holds_no_line_but_its_own_or_the_others_would_outlive_the_launcher() -> None:
+    before = open_sockets()
+
+    def work(worker: WorkerStart) -> int:
+        worker.tether.send({"kind": "done", "sockets": len(open_sockets() - before)})
+        return 0
+
+    results = launch(Start(entry=work, workers=3), lambda _event: None)
+    assert [result["sockets"] for result in results] == [2, 1, 1]  # its line, and for rank 0 the store's socket
 
 
 def test_two_launches_run_side_by_side_in_threads() -> None:

@@ -127,3 +127,14 @@ def test_a_launcher_never_waits_for_a_worker_that_does_not_read(line: Line) -> N
         found += [message["number"] for message in tether.receive(PATIENCE_S)]
         line.go_on()
     assert found == list(range(2000))
+
+
+def test_what_piled_up_goes_out_with_the_next_message_before_there_is_a_thread(line: Line) -> None:
+    tether, sent = Tether(line.theirs), 0
+    while tether.flush(0):
+        tether.send({"kind": "event", "number": sent, "text": "x" * 1000})
+        sent += 1
+    found = hear(line, sent - 1)
+    tether.send({"kind": "event", "number": sent})
+    found += hear(line, sent + 1 - len(found))
+    assert [message["number"] for message in found] == list(range(sent + 1))

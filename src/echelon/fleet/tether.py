@@ -60,15 +60,15 @@ class Tether:
         """Tell the launcher. In order, without waiting, except for room when a great deal has piled up."""
         line = to_line(message)
         with self._sent:
-            if not self._backlog:
-                line = line[self._write(line) :]
-            if not line:
-                return
+            self._write_backlog()
             if not self._sent.wait_for(lambda: self._backlog_bytes < BACKLOG_LIMIT_BYTES, SEND_PATIENCE_S):
                 raise Timeout("telling the launcher", SEND_PATIENCE_S)
             self._backlog.append(line)
             self._backlog_bytes += len(line)
-        self._wake()
+            self._write_backlog()
+            left = bool(self._backlog)
+        if left:
+            self._wake()
 
     def ask_to_stop(self) -> None:
         """Ask the launcher to stop the run. Safe in a signal handler: it takes no lock."""
@@ -118,7 +118,8 @@ class Tether:
                     self.send({"kind": "stop"})
             events = ready.get(self._line.fileno(), 0)
             if events & select.POLLOUT:
-                self._drain()
+                with self._sent:
+                    self._write_backlog()
             if events & ~select.POLLOUT:
                 for message in self._read():
                     self.deliver(message)
@@ -137,16 +138,16 @@ class Tether:
         except Garbled:
             _die()  # whoever speaks there is not our launcher
 
-    def _drain(self) -> None:
-        with self._sent:
-            while self._backlog:
-                line = self._backlog.popleft()
-                taken = self._write(line)
-                self._backlog_bytes -= taken
-                if taken < len(line):
-                    self._backlog.appendleft(line[taken:])
-                    break
-            self._sent.notify_all()
+    def _write_backlog(self) -> None:
+        """As much as the socket takes now. The lock is held."""
+        while self._backlog:
+            line = self._backlog.popleft()
+            taken = self._write(line)
+            self._backlog_bytes -= taken
+            if taken < len(line):
+                self._backlog.appendleft(line[taken:])
+                break
+        self._sent.notify_all()
 
     def _write(self, line: bytes) -> int:
         try:

@@ -25,7 +25,7 @@ def rounded(value: float, k: int) -> int:
 
 
 def sum_on_grid(rows: list[list[float]], k: int, dtype: torch.dtype) -> torch.Tensor:
-    total = torch.full((len(rows[0]),), 77, dtype=torch.int64)
+    total = torch.full((len(rows[0]),), 77, dtype=torch.float64)
     for index, row in enumerate(rows):
         grid.add_to_grid(torch.tensor(row, dtype=dtype), k, total, index == 0)
     return total
@@ -61,10 +61,10 @@ def test_neither_order_nor_sharing_out_changes_a_bit(rows, data):
 def test_blocks_leave_no_seam():
     size = 2 * grid.BLOCK + 3
     values = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    total = torch.zeros(size, dtype=torch.int64)
+    total = torch.zeros(size, dtype=torch.float64)
     grid.add_to_grid(values.clone(), 40, total, True)
     grid.add_to_grid(values.clone(), 40, total, False)
-    assert torch.equal(total, 2 * (values.double() * 2.0**40).round().to(torch.int64))
+    assert torch.equal(total, 2 * (values.double() * 2.0**40).round())
     mean = torch.empty(size)
     grid.from_grid(total, 40, 2.0, mean)
     assert torch.allclose(mean, values, rtol=0, atol=2.0**-40)
@@ -93,11 +93,11 @@ def test_one_redo_is_enough_for_any_single(largest, slices, before):
 @given(largest=st.floats(SMALLEST, BIGGEST), slices=slice_counts, k=st.integers(*grid.K_RANGE))
 def test_what_fits_cannot_overflow_even_if_every_slice_is_as_large(largest, slices, k):
     if grid.fits(k, largest, slices):
-        assert slices * rounded(largest, k) < 2**63
+        assert slices * rounded(largest, k) <= 2**53
 
 
 @given(largest=st.floats(SMALLEST, BIGGEST), slices=slice_counts, k=st.integers(*grid.K_RANGE))
-def test_what_fits_keeps_at_least_31_bits_of_the_largest(largest, slices, k):
+def test_what_fits_keeps_at_least_27_bits_of_the_largest(largest, slices, k):
     if grid.fits(k, largest, slices) and k != grid.K_RANGE[1]:
         assert rounded(largest, k) >= 2 ** (grid.COARSEST_BITS - 1)
 

@@ -40,6 +40,11 @@ class Update:
             raise ConfigError(
                 "schedule", "ReduceLROnPlateau needs a metric at every step; use a schedule of the step count"
             )
+        if self.schedule is not None and not isinstance(self.schedule, LRScheduler):
+            raise ConfigError(
+                "schedule",
+                f"schedule(optimizer) must return a torch LRScheduler; it returned {type(self.schedule).__name__}",
+            )
         self._names = {id(parameter): name for name, parameter in parameters.items()}
 
     def apply(self) -> Tensor | None:
@@ -51,7 +56,8 @@ class Update:
             gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
             norm = global_norm(gradients, self._exact)
             scale = (self._clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(list(gradients.values()), scale.to(torch.float32))
+            if gradients:
+                torch._foreach_mul_(list(gradients.values()), scale.to(torch.float32))
         with users_code("stepping the optimizer"):
             self.optimizer.step()
         self.advance()

@@ -154,10 +154,11 @@ class Replicated:
         for index, (total, weight) in enumerate(agreed.losses):
             if not (math.isfinite(total) and math.isfinite(weight)):
                 owner = next((rank for rank, share in enumerate(shares) if index in share), 0)
+                which = _slices_of(index, agreed.losses, shares[owner])
                 what = (
-                    f"the loss of slice {index} is {total}"
+                    f"the loss of {which} is {total}"
                     if not math.isfinite(total)
-                    else f"the weight of slice {index} is {weight}"
+                    else f"the weight of {which} is {weight}"
                 )
                 raise Diverged(
                     step.number,
@@ -214,6 +215,14 @@ class Replicated:
     def detach(self) -> None:
         """Give the parameters back as they were: no hooks, no buffers."""
         self._sum.detach()
+
+
+def _slices_of(index: int, losses: Sequence[tuple[float, float]], share: range) -> str:
+    """A worker's merged slices have one loss, in the place of the first of them."""
+    last = index
+    while last + 1 in share and losses[last + 1] == (0.0, 0.0):
+        last += 1
+    return f"slice {index}" if last == index else f"slices {index} to {last} (merged)"
 
 
 def total_loss(losses: Sequence[tuple[float, float]]) -> float:

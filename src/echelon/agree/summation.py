@@ -154,7 +154,7 @@ class GridSum(_Summation):
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], group: Group, tail_numel: TailNumel, slices: int
     ) -> None:
-        super().__init__(parameters, group, torch.int64, tail_numel)
+        super().__init__(parameters, group, torch.float64, tail_numel)
         self._slices = slices
         self.k = [grid.FIRST_K] * len(self.buckets)
         self._largest = [0.0] * len(self.buckets)

@@ -1,7 +1,7 @@
 """The step's tail: what workers must agree on, carried at the end of the last bucket, not in a message of its own.
 
 Every number has a place that exactly one worker fills; the others leave zero there, and a sum with zeros is exact. A
-double travels as three float32 parts (24 bits each), as one float64, or, on an int64 wire, as its bits.
+double travels as three float32 parts (24 bits each), or as one float64.
 
     | loss, weight of slice 0 .. S-1 | flags, bytes, extras of rank 0 .. R-1 | presence of parameters | rows |
 """
@@ -93,8 +93,7 @@ def write(tail: Tail, shape: TailShape, rank: int, into: Tensor) -> None:
         present = torch.tensor(tail.present, dtype=torch.float32)
         into[width : width + shape.parameters].copy_(present.to(into.device))
     if shape.rows:
-        bits = tail.rows.flatten()
-        into[width + shape.parameters :].copy_(bits.view(torch.int32) if into.dtype == torch.int64 else bits)
+        into[width + shape.parameters :].copy_(tail.rows.flatten())
 
 
 def read(shape: TailShape, summed: Tensor) -> Agreed:
@@ -108,7 +107,7 @@ def read(shape: TailShape, summed: Tensor) -> Agreed:
     heads = by_rank[:, :2].tolist()
     rows = summed[width + shape.parameters :]
     if shape.rows:
-        rows = (rows.to(torch.int32).view(torch.float32) if wire == torch.int64 else rows).reshape(shape.rows, -1)
+        rows = rows.to(torch.float32).reshape(shape.rows, -1) + 0.0  # a zero is never negative, however many add to it
     return Agreed(
         losses=tuple(zip(losses[::2], losses[1::2], strict=True)),
         flags=tuple(int(flags) for flags, _ in heads),
@@ -135,9 +134,7 @@ def _with_device_losses(values: Tensor, tail: Tail) -> Tensor:
 
 
 def _encode_on_host(values: Doubles, into: np.ndarray[Any, Any]) -> None:
-    if into.dtype == np.int64:
-        into[:] = values.view(np.int64)
-    elif into.dtype == np.float64:
+    if into.dtype == np.float64:
         into[:] = values
     else:
         rest = values
@@ -149,9 +146,7 @@ def _encode_on_host(values: Doubles, into: np.ndarray[Any, Any]) -> None:
 
 
 def _encode_on_device(values: Tensor, into: Tensor) -> None:
-    if into.dtype == torch.int64:
-        into.copy_(values.view(torch.int64))
-    elif into.dtype == torch.float64:
+    if into.dtype == torch.float64:
         into.copy_(values)
     else:
         high = values.float()
@@ -162,8 +157,6 @@ def _encode_on_device(values: Tensor, into: Tensor) -> None:
 
 
 def _decode(summed: np.ndarray[Any, Any]) -> Doubles:
-    if summed.dtype == np.int64:
-        return summed.view(np.float64)
     if summed.dtype == np.float64:
         return summed
     with np.errstate(invalid="ignore"):

@@ -55,8 +55,8 @@ class ExactSum:
 
     def _fits(self, k: int, top: float) -> bool:
         bits = math.frexp(top)[1] + k
-        room = 62 - math.ceil(math.log2(self._slices)) - 1
-        return bits <= room and (bits >= 32 or k == 120)
+        room = 53 - math.ceil(math.log2(self._slices))
+        return bits <= room and (bits >= 28 or k == 120)
 
     def mean(self, slices: Sequence[Gradients], weight: float) -> dict[str, Tensor]:
         """Round, add as integers, scale back, divide by the total weight; a name that no slice has stays out."""
@@ -72,7 +72,7 @@ class ExactSum:
 
 
 def _k_for(top: float) -> int:
-    return min(120, max(-100, 46 - math.frexp(top)[1]))
+    return min(120, max(-100, 40 - math.frexp(top)[1]))
 
 
 def _top(gradient: Tensor) -> float:

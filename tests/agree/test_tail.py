@@ -107,4 +107,4 @@ def test_flags_are_apart():
 
 
 def test_a_double_takes_three_places_as_singles_and_one_otherwise():
-    assert [parts(wire) for wire in WIRES] == [3, 1, 1]
+    assert [parts(wire) for wire in WIRES] == [3, 1]

@@ -31,6 +31,8 @@ def check_module(module: nn.Module) -> None:
                 f"{name or 'the model'} is SyncBatchNorm, which normalises over whoever happens to be there; "
                 "use BatchNorm: Echelon normalises by slice, the same on any number of workers",
             )
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ConfigError("model", f"{name or 'the model'} has sparse gradients; use sparse=False under this plan")
     lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
     if lazy:
         raise ConfigError(

@@ -257,7 +257,7 @@ class BufferGuard:
             if name in persistent and name not in known
         ]
         self._exact = exact
-        self._before: list[tuple[int, int]] = []
+        self._before: list[tuple[Tensor | None, int]] = []
         self.changed: set[str] = set()
 
     def open(self) -> None:
@@ -265,7 +265,8 @@ class BufferGuard:
 
     def close(self) -> None:
         for (name, owner, _), before, after in zip(self._owners, self._before, self._marks(), strict=True):
-            if before != after and name not in self.changed:
+            same = before[0] is after[0] and before[1] == after[1]
+            if not same and name not in self.changed:
                 if self._exact:
                     raise ConfigError(
                         "exact",
@@ -275,7 +276,8 @@ class BufferGuard:
                     )
                 self.changed.add(name)
 
-    def _marks(self) -> Iterator[tuple[int, int]]:
+    def _marks(self) -> Iterator[tuple[Tensor | None, int]]:
+        """Each buffer itself (its address alone may soon be another's) and how often it was written to."""
         for _, owner, key in self._owners:
-            buffer = owner._buffers[key]
-            yield (0, 0) if buffer is None else (id(buffer), buffer._version)
+            buffer = owner._buffers.get(key)
+            yield buffer, 0 if buffer is None else buffer._version

@@ -1,4 +1,4 @@
-"""What runs in processes of their own for verify: the reference first, the comparison last. The plan's run is in between.
+"""What runs in processes of their own for verify: the reference first, the comparison last, the plan in between.
 
 Each is a single worker, started like any other, on one thread: no thread of torch is ever made in the caller's process,
 which may have to fork again.
@@ -25,7 +25,7 @@ from echelon.proof.clues import distance
 from echelon.proof.compare import compare
 from echelon.proof.records import write_reference
 from echelon.proof.reference import Computed, Reference
-from echelon.proof.rules import Lesson, merge, steps_per_epoch, steps_to_prove
+from echelon.proof.rules import merge, steps_per_epoch, steps_to_prove
 from echelon.proof.sums import accumulate
 from echelon.proof.tolerance import BRAIN, merging_matters, unit
 from echelon.request import Source
@@ -74,9 +74,9 @@ def _quiet(start: WorkerStart, exact: bool) -> torch.device:
     return device
 
 
-def with_steps(job: Job, steps: int) -> Job:
-    values = {field.name: getattr(job, field.name) for field in fields(job)}
-    return Job(**{**values, "steps": steps, "epochs": None})
+def with_fields(job: Job, **changes: Any) -> Job:
+    """The same job but for these fields."""
+    return Job(**{**{field.name: getattr(job, field.name) for field in fields(job)}, **changes})
 
 
 def _reference(start: WorkerStart, job: Job) -> int:
@@ -90,7 +90,8 @@ def _reference(start: WorkerStart, job: Job) -> int:
     steps = request["steps"] or steps_to_prove(per_epoch, reference.total_steps)
     notes = [] if request["steps"] else [_say_steps(steps, per_epoch, reference.total_steps)]
     why_apart = _why_apart(reference)
-    draws, changed = reference.merging_draws, set()
+    draws = reference.merging_draws
+    changed: set[str] = set()
     for number in range(1, steps + 1):
         done = reference.step(number)
         draws = draws or done.drew
@@ -126,7 +127,7 @@ def _say_steps(steps: int, per_epoch: int, total: int) -> str:
 
 
 def _why_apart(reference: Reference) -> str:
-    """Why slices must not be merged for this proof, if so: merging them gives another result, in the very first step."""
+    """Why slices must not be merged for this proof: because merging gives another result, in the very first step."""
     if reference.exact or reference.norms:
         return ""
     task = reference.lesson(1)
@@ -137,18 +138,16 @@ def _why_apart(reference: Reference) -> str:
         buffer.copy_(buffers[name])
     if any(c.drew for c in apart):
         return "the model draws random numbers, so merging would change results in distribution"
-    name = _first_that_merging_changes(reference, task, apart, together)
+    name = _first_that_merging_changes(reference, apart, together)
     if not name:
         return ""
     return (
-        f"merging changes the gradient of {name} by more than rounding, so the loss is not a mean (or sum) over samples; "
+        f"merging changes the gradient of {name} by more than rounding, so the loss is no mean or sum over samples; "
         "training without --exact depends on the number of workers"
     )
 
 
-def _first_that_merging_changes(
-    reference: Reference, task: Lesson, apart: list[Computed], together: list[Computed]
-) -> str:
+def _first_that_merging_changes(reference: Reference, apart: list[Computed], together: list[Computed]) -> str:
     one, other = (_total(computed) for computed in (apart, together))
     masses: dict[str, Tensor] = {}
     for c in apart:

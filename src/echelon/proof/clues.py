@@ -1,7 +1,7 @@
-"""Which known mistake explains a wrong gradient: each is computed from the reference's own slices and held against the plan's.
+"""Which known mistake explains a wrong gradient: each is made with the reference's slices and held against the plan.
 
-A mistake explains the difference if what it would have given lies within the tolerance of what the plan had, or takes away
-99 % of the difference. It must do so for every tensor that differs.
+A mistake explains the difference if what it would have given lies within the tolerance of what the plan had, or takes
+away 99 % of the difference. It must do so for every tensor that differs.
 """
 
 from __future__ import annotations

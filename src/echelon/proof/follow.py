@@ -1,10 +1,10 @@
 """Follows a recorded run step by step: from the plan's own parameters, what would one process have computed?
 
-    plan's parameters before the step --> slices of the reference --> losses, gradient     compared within one step's rounding
-    plan's gradient                   --> optimizer of the reference --> parameters        compared within the update's rounding
+    plan's parameters before the step --> reference's slices    --> losses, gradient    within one step's rounding
+    plan's gradient                   --> reference's optimizer --> parameters          within the update's rounding
 
-If every step passes, and the first starts from the right weights, the plan computed what one process computes, by induction,
-and no rounding has been amplified on the way.
+If every step passes, and the first starts from the right weights, the plan computed what one process computes, by
+induction, and no rounding has been amplified on the way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-
 from torch import Tensor
 
 from echelon.proof.clues import distance
 from echelon.proof.findings import Figure, Findings, Tensors
-from echelon.proof.reference import Computed, Reference
 from echelon.proof.records import Record
+from echelon.proof.reference import Computed, Reference
 from echelon.proof.rules import Lesson, merge
 from echelon.proof.sampling import compare_samples
 from echelon.proof.sums import accumulate, plain_norm

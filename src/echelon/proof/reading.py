@@ -13,7 +13,7 @@ from echelon.proof.rules import derive
 
 
 class Samples:
-    """Reads a dataset. Before anything else one sample is read for nothing, so that generators made at first use exist."""
+    """Reads a dataset. First one sample is read for nothing, so that generators made at first use exist."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
         self._dataset = dataset

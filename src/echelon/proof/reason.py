@@ -21,7 +21,10 @@ def likely_reason(found: Findings) -> str:
 def _samples(found: Findings) -> str:
     where = "at the end of an epoch" if found.last_of_epoch else f"in step {found.step}"
     if found.missing and found.extra:
-        return f"the plan read other samples {where}: not {_some(found.missing)}, but {_some(found.extra)} (another order, or another cut into slices)"
+        return (
+            f"the plan read other samples {where}: not {_some(found.missing)}, but {_some(found.extra)} "
+            "(another order, or another cut into slices)"
+        )
     if found.missing:
         return f"sample {_some(found.missing)} was skipped {where}: no worker read it"
     if found.extra:
@@ -32,11 +35,17 @@ def _samples(found: Findings) -> str:
 def _forward(found: Findings) -> str:
     clues = found.clues
     if clues.changed_buffers and (not found.loss.ok or found.gradients.different):
-        return f"forward changes the buffer {clues.changed_buffers[0]}, so a slice's result depends on which slices the same worker computed before"
-    if found.loss.ok or clues.gradient_cause == "weights ignored":
+        return (
+            f"forward changes the buffer {clues.changed_buffers[0]}, so a slice's result depends on which slices the "
+            "same worker computed before"
+        )
+    if found.loss.ok or _ignores_weights(found):
         return ""
     if clues.gradient_cause == "rounding" or clues.rounding_only:
-        return "losses agree within rounding but not in bits: slices were computed in another shape or with another number of threads"
+        return (
+            "losses agree within rounding but not in bits: slices were computed in another shape (merged?) or with "
+            "another number of threads"
+        )
     if clues.ranks_off and len(clues.ranks_off) < found.workers:
         ranks = _some(clues.ranks_off)
         if clues.draws:
@@ -44,7 +53,10 @@ def _forward(found: Findings) -> str:
                 f"rank {ranks} computed other losses from the same samples and the others did not: its random numbers "
                 "differ, so a seed depends on the rank"
             )
-        return f"rank {ranks} computed other losses from the same samples and the others did not: its parameters or its inputs differ from rank 0's"
+        return (
+            f"rank {ranks} computed other losses from the same samples and the others did not: its parameters or its "
+            "inputs differ from the other ranks'"
+        )
     if clues.ranks_off:
         cause = (
             "random state is not set by slice and sample"
@@ -52,24 +64,32 @@ def _forward(found: Findings) -> str:
             else "the parameters, the inputs or the precision differ"
         )
         return f"every rank computed other losses from the same samples: {cause}"
-    return f"every slice's loss is right, but their mean is not ({found.loss.plan:.6g} instead of {found.loss.reference:.6g}): losses are added or weighted wrongly"
+    return (
+        f"every rank's losses are right, but the step's mean is not ({found.loss.plan:.6g} instead of "
+        f"{found.loss.reference:.6g}): losses are added or weighted wrongly"
+    )
 
 
 def _gradient(found: Findings) -> str:
-    if not found.weight.ok and found.clues.gradient_cause != "weights ignored":
-        return f"the step's total weight is {found.weight.plan:g} and should be {found.weight.reference:g}: weights are not added up over all slices"
+    if not found.weight.ok and not _ignores_weights(found):
+        return (
+            f"the step's total weight is {found.weight.plan:g} and should be {found.weight.reference:g}: weights are "
+            "not added up over all slices"
+        )
     if not found.gradients.different:
         return ""
     which = _which(found)
     number = found.clues.gradient_number
     factor = f"{number:.4g}"
     sentences = {
-        "rounding": f"{which} agree within rounding but not in bits: they were added in an order, or on a grid, that depends on who computed what",
+        "rounding": f"{which} agree within rounding but not in bits: they were added in an order, or on a grid, that "
+        "depends on who computed what",
         "own": f"{which} are those of rank 0's own slices: left out of the reduction over workers",
         "own mean": f"{which} are the mean over rank 0's own slices: left out of the reduction over workers",
         "worker mean": f"{which} are averaged by worker (a mean of the workers' means) instead of by weight",
         "weights ignored": f"{which} are a mean over slices that ignores their weights: the loss's weight was not used",
-        "clipped by worker": f"{which} were clipped by each worker's local norm before they were added, instead of by the global norm",
+        "clipped by worker": f"{which} were clipped by each worker's local norm before they were added, instead of by "
+        "the global norm",
         "stale": f"{which} are those of the step before: a stale gradient was applied",
         "slice missing": f"{which} lack slice {factor}: it was computed but not added",
         "slice twice": f"{which} contain slice {factor} twice",
@@ -77,8 +97,15 @@ def _gradient(found: Findings) -> str:
         "absent": f"{which} are missing on the plan's side: the plan left them without a gradient",
         "surplus": f"{which} exist on the plan's side only; no slice gives them a gradient",
     }
-    default = f"{which} differ although all losses agree: something goes wrong between backward and the reduction over workers"
-    return sentences.get(found.clues.gradient_cause, default)
+    default = f"{which} differ although all losses agree: look between backward and the reduction over workers"
+    cause = "weights ignored" if _ignores_weights(found) else found.clues.gradient_cause
+    return sentences.get(cause, default)
+
+
+def _ignores_weights(found: Findings) -> bool:
+    """Where every worker merged its slices into one, a mean that ignores weights is a mean of the workers' means."""
+    cause = found.clues.gradient_cause
+    return cause == "weights ignored" or (cause == "worker mean" and not found.weight.ok)
 
 
 def _factor_sentence(which: str, number: float, found: Findings) -> str:
@@ -100,8 +127,8 @@ def _clipping(found: Findings) -> str:
             return "the update was made with gradients that were not clipped"
         return ""
     return (
-        f"clipping used the norm {norm.plan:.6g} and the global norm over all parameters and workers is {norm.reference:.6g}: "
-        "a local norm, of one worker's part"
+        f"clipping used the norm {norm.plan:.6g} and the global norm over all parameters and workers is "
+        f"{norm.reference:.6g}: a local norm, of one worker's part"
     )
 
 
@@ -111,15 +138,15 @@ def _update(found: Findings) -> str:
     off = [rate for rate in found.rates if not rate.ok]
     if off:
         schedule = (
-            f"the learning rate after step {found.step} is {off[0].plan:.6g} and should be {off[0].reference:.6g}: the schedule was not "
-            "stepped exactly once for the committed step (stepped per worker?)"
+            f"the learning rate after step {found.step} is {off[0].plan:.6g} and should be {off[0].reference:.6g}: the "
+            "schedule was not stepped exactly once for the committed step (stepped per worker?)"
         )
-    if not names or found.clues.update_cause == "schedule":
+    if not names:
         return schedule
     sentences = {
         "twice": "the same update was applied twice to the parameters",
         "none": "no update was applied to the parameters although the step has a gradient",
-        "rounding": "the gradients have the same bits and the updated parameters differ by rounding: the update's arithmetic differs",
+        "rounding": "the gradients have the same bits and the updated parameters do not: its arithmetic differs",
         "negative": "the update was applied with the wrong sign",
     }
     cause = sentences.get(found.clues.update_cause)
@@ -131,7 +158,10 @@ def _update(found: Findings) -> str:
         )
     if schedule:
         return schedule
-    return f"the gradients agree, but the update made of them does not ({_some(names)}): optimizer state, learning rate or clipping differ"
+    return (
+        f"the gradients agree, but the update made of them does not ({_some(names)}): optimizer state, learning rate "
+        "or clipping differ"
+    )
 
 
 def _buffers(found: Findings) -> str:
@@ -139,10 +169,13 @@ def _buffers(found: Findings) -> str:
         return ""
     names = _some(found.buffers.different)
     if found.clues.buffer_cause == "rank 0":
-        return f"BatchNorm's running statistics ({names}) are those of rank 0's slices only; they were not shared between workers"
+        return f"BatchNorm's running statistics ({names}) are those of rank 0's slices only, not shared by all workers"
     if found.clues.buffer_cause == "untouched":
         return f"BatchNorm's running statistics ({names}) were not updated"
-    return f"the buffers {names} differ although the parameters agree: running statistics are not applied once per slice, in slice order"
+    return (
+        f"the buffers {names} differ although the parameters agree: running statistics are not applied once per slice, "
+        "in slice order and in their own precision"
+    )
 
 
 def _ranks(found: Findings) -> str:

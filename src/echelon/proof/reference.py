@@ -1,7 +1,7 @@
 """One plain process that computes what a job means: every slice in order, one update a step, nothing clever.
 
-Written independently of the machinery, from the documented rules alone: it imports nothing of the data, layout, agreement,
-loop or session code (import-linter checks it), so that a mistake there cannot hide here as well.
+Written independently of the machinery, from the documented rules alone: it imports nothing of the data, layout,
+agreement, loop or session code (import-linter checks it), so that a mistake there cannot hide here as well.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Reference:
         self.parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         self.norms = Norms(self.module)
         self._chance = Chance(self.module, job.loss)
-        self._call = torch.compile(self.module) if job.compile else self.module
+        self._call: Any = torch.compile(self.module) if job.compile else self.module
         self._sum = ExactSum(self.parameters, job.slices) if exact else None
         with users_code("making the optimizer and its schedule"):
             self.optimizer = job.optimizer(list(self.parameters.values()))
@@ -131,7 +131,7 @@ class Reference:
         )
 
     def compute(self, task: Lesson, pieces: Iterable[Piece]) -> list[Computed]:
-        """Every piece that has samples, in order. BatchNorm's running statistics are afterwards what they were before."""
+        """Every piece that has samples, in order. BatchNorm's running statistics are left as they were."""
         before = self.norms.read()
         try:
             return [self._compute(task, piece) for piece in pieces if piece.ids]
@@ -163,13 +163,13 @@ class Reference:
         drew = state() != at_start
         row = self.norms.read()
         changed = {name for name, b in self.other_buffers().items() if versions[name] != (id(b), b._version)}
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        if value.numel() != 1:
             raise UserError(-1, "loss must return a scalar tensor, or (sum, weight)")
         samples = len(piece.ids)
         seed = 1.0 if weight is not None else samples / (1 if self.exact else task.samples)
         self.module.zero_grad(set_to_none=True)
         with users_code("running backward"):
-            value.backward(torch.full_like(value, seed))  # type: ignore[no-untyped-call]
+            value.backward(torch.full_like(value, seed))
         gradients = {name: p.grad.detach() for name, p in self.parameters.items() if p.grad is not None}
         self.module.zero_grad(set_to_none=True)
         return Computed(
@@ -240,6 +240,11 @@ class Reference:
         with torch.no_grad():
             for name, tensor in self.model().items():
                 tensor.copy_(tensors[name])
+
+    def set_grids(self, grids: Sequence[int] | None) -> None:
+        """Go on with these grids of the exact sum, one for each bucket."""
+        if self._sum is not None and grids:
+            self._sum.k = list(grids)
 
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's state by PARAMETER/KEY."""

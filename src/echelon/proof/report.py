@@ -92,7 +92,7 @@ HEADS = (
 
 
 def _table(rows: tuple[Row, ...]) -> list[str]:
-    cells = [HEADS]
+    cells: list[tuple[str, ...]] = [HEADS]
     for row in rows:
         numbers = (row.loss, row.reference_loss, row.norm, row.reference_norm)
         small = (row.gradient_difference, row.gradient_tolerance, row.parameter_difference, row.parameter_tolerance)

@@ -29,7 +29,7 @@ def compare_samples(record: Entries, task: Lesson, first: dict[str, Any]) -> tup
 
 
 def last_attempt(ids: list[int], expected: int) -> list[int]:
-    """A step that is computed again (exact mode looks for its grid) reads its samples again: the ids repeat as a whole."""
+    """A step that is computed again (exact mode looks for its grid) reads all its samples again, in the same order."""
     for attempts in range(len(ids), 1, -1):
         length, rest = divmod(len(ids), attempts)
         if not rest and length and ids == ids[:length] * attempts and length >= expected:

@@ -1,7 +1,7 @@
 """How gradients of slices become one gradient, by the documented rule: exactly on a grid of integers, or plainly.
 
-Written for the reference: no blocks, no buffers, no overlap. A bucket here is a list of names, since the exact rule rounds
-the gradients of a bucket onto one grid.
+Written for the reference: no blocks, no buffers, no overlap. A bucket here is a list of names, since the exact rule
+rounds the gradients of a bucket onto one grid.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """How far two correct computations of a step may lie apart: derived from the arithmetic, never tuned.
 
 A plan and one process do the same additions in another order. The comparison starts every step from the plan's own
-parameters, so nothing is amplified over steps, and applies the plan's own gradient to the reference's optimizer, so that
-Adam's division of one rounding error by another is no part of it. What is left is one step's rounding:
+parameters, so nothing is amplified over steps, and applies the plan's own gradient to the reference's optimizer, so
+that Adam's division of one rounding error by another is no part of it. What is left is one step's rounding.
 
-Gradients. Let g_s be slice s's contribution to the mean gradient and M = sum of |g_s|. Any order of adding n numbers errs by
-at most gamma(n) M, gamma(n) = n u / (1 - n u) (Higham 2002, section 3.1), so two orders differ by at most twice that. Slices
-that are computed alone, on one thread, have the same bits everywhere; then n is slices + 2 (a scaling by 1/N counts as two).
-Where slices are merged the sums inside kernels are cut elsewhere, too: their n is the number of samples of the step, in bf16
-twice its unit round-off for each factor and result is added, and how strongly the network passes rounding on is measured, not
-bounded: D is the difference between the reference's slices one by one and the reference's slices merged as the plan
-merges them. Besides, a gradient that cancels to nothing (a bias before a softmax) is left with the rounding of terms that were as
-large as other tensors' gradients.
+Let g_s be slice s's contribution to the mean gradient and M = sum of |g_s|. Any order of adding n numbers errs by at
+most gamma(n) M, gamma(n) = n u / (1 - n u) (Higham 2002, section 3.1), so two orders differ by at most twice that.
+Slices that are computed alone, on one thread, have the same bits everywhere; then n is slices + 2 (a scaling by 1/N
+counts as two). Where slices are merged (or compiled, or on a GPU) the sums inside kernels are cut elsewhere, too: their
+n is the number of samples of the step; in bf16 its unit round-off is added, once for the factors and once for the
+result. How strongly the network passes rounding on is measured, not bounded: D is the difference between the
+reference's slices one by one and the reference's slices merged as the plan merges them. Besides, a gradient that
+cancels to nothing (a bias before a softmax) is left with the rounding of terms as large as other tensors' gradients.
 
     gradient    2 D + 2 gamma M + u max(M)        all by tensor, at its largest element; D = 0 without merging
     loss        2 D + 2 gamma (sum of |slice losses|)
@@ -45,7 +45,7 @@ def gamma(count: int, u: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """What a step's rounding depends on. `loose`: kernels may see other shapes than in the reference (merged, compiled, GPU)."""
+    """What a step's rounding depends on. `loose`: kernels may see other shapes than the reference's (merged, ...)."""
 
     slices: int
     samples: int
@@ -84,8 +84,9 @@ def merging_matters(spread: float, mass: float, largest_mass: float, u: float) -
 SHORT = {
     True: "bits: exact mode allows no difference",
     False: (
-        "each step is computed again from the plan's own parameters; gradient: 2 D + 2 gamma(n) sum|g_s| + u max, where D is the "
-        "reference's own difference between two valid orders, n the number of summands and u the unit round-off; "
+        "each step is computed again from the plan's own parameters; gradient: 2 D + 2 gamma(n) sum|g_s| + u max, "
+        "where D is the reference's own difference between two valid orders, n the number of summands, u the unit "
+        "round-off and gamma(n) = n u / (1 - n u); "
         "parameter: 4 u |p| + t (16 u + r) |change|, from the plan's own gradient"
     ),
 }

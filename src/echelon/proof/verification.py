@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def verify(
     """
     if not isinstance(job, Job):
         raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
-    return _verify(find_source(job), job, plan, workers, steps, exact, show)
+    request = make_request(plan, find_source(job), exact=exact, steps=steps, out=None, resume=False)
+    return _prove(request, job, workers, show)
 
 
 def verify_file(
@@ -47,55 +49,48 @@ def verify_file(
     show: Show | None = None,
 ) -> Report:
     """The same for the job that a file defines; this process does not import it."""
-    return _verify(Source.parse(target), None, plan, workers, steps, exact, show)
+    request = make_request(plan, Source.parse(target), exact=exact, steps=steps, out=None, resume=False)
+    return _prove(request, None, workers, show)
 
 
-def _verify(
-    source: Source | None,
-    job: Job | None,
-    plan: Plan | str,
-    workers: Workers,
-    steps: int | None,
-    exact: bool,
-    show: Show | None,
-) -> Report:
+def _prove(asked: Request, job: Job | None, workers: Workers, show: Show | None) -> Report:
     count = count_workers(workers)
-    Plan.of(plan).resolve(count)
+    Plan.parse(asked.plan).resolve(count)
     watch = _only_news(show)
     with tempfile.TemporaryDirectory(prefix="echelon-verify-") as place:
         folder = Path(place)
-        request = make_request(plan, source, exact=exact, steps=steps, out=folder / "run", resume=False)
         values: dict[str, Any] = {
-            "source": request.source,
-            "plan": request.plan,
-            "exact": exact,
+            "source": asked.source,
+            "plan": asked.plan,
+            "exact": asked.exact,
             "workers": count,
-            "steps": steps,
+            "steps": asked.steps,
             "folder": str(folder),
         }
-        said = launch(Start(entry=_entry("reference", job), request=values), watch)[0]
+        said = launch(Start(entry=_entry("reference", asked, job), request=values), watch)[0]
         values |= {"steps": said["steps"], "free": said["free"]}
-        _run_plan(request, job, count, said, folder, watch)
-        launch(Start(entry=_entry("comparison", job), request=values), watch)
+        request = replace(
+            asked,
+            steps=said["steps"],
+            out=str(folder / "run"),
+            record=str(folder / "plan"),
+            merge=said["free"]["merge"],
+        )
+        _run_plan(request, job, count, watch)
+        launch(Start(entry=_entry("comparison", asked, job), request=values), watch)
         return Report.from_dict(json.loads((folder / "report.json").read_text()))
 
 
-def _run_plan(request: Request, job: Job | None, workers: int, said: dict[str, Any], folder: Path, watch: Show) -> None:
+def _run_plan(request: Request, job: Job | None, workers: int, watch: Show) -> None:
     """The plan itself, by the machinery that trains, told to write down what it does."""
-    run = folder / "run"
-    run.mkdir()
-    told = {
-        **request.to_dict(),
-        "steps": said["steps"],
-        "record": str(folder / "plan"),
-        "merge": said["free"]["merge"],
-    }
-    launch(Start(entry=_entry("plan", job), request=told, workers=workers, run=str(run)), watch)
+    Path(request.out).mkdir()
+    start = Start(entry=_entry("plan", request, job), request=request.to_dict(), workers=workers, run=request.out)
+    launch(start, watch)
 
 
-def _entry(what: str, job: Job | None) -> Any:
+def _entry(what: str, request: Request, job: Job | None) -> Any:
     """The worker function: by name for a job in a file, else a function that a fork of this process brings along."""
-    if job is None or find_source(job) is not None:
+    if job is None or request.source is not None:
         names = {"plan": "worker:run_worker", "reference": "proof.child:run_reference"}
         return f"echelon.{names.get(what, 'proof.child:run_comparison')}"
     if what == "plan":

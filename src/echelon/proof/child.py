@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from echelon.assemble import prepare
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, Stopped
 from echelon.fleet import WorkerStart
 from echelon.job import Job
 from echelon.place import Place
@@ -65,6 +65,11 @@ def alone() -> Place:
     return Place(rank=0, workers=1, local_rank=0, local_workers=1, cores=1)
 
 
+def stop_if_asked(start: WorkerStart) -> None:
+    if start.tether.stop_requested:
+        raise Stopped(step=0, run="")
+
+
 def _quiet(start: WorkerStart, exact: bool) -> torch.device:
     be_inside()
     torch.set_num_threads(1)
@@ -93,6 +98,7 @@ def _reference(start: WorkerStart, job: Job) -> int:
     draws = reference.merging_draws
     changed: set[str] = set()
     for number in range(1, steps + 1):
+        stop_if_asked(start)
         done = reference.step(number)
         draws = draws or done.drew
         changed |= done.changed

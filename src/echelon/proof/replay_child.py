@@ -16,7 +16,7 @@ from echelon.checkpoint import read
 from echelon.errors import CheckpointCorrupt, ConfigError, users_code
 from echelon.fleet import WorkerStart
 from echelon.job import Job
-from echelon.proof.child import alone, with_fields
+from echelon.proof.child import alone, stop_if_asked, with_fields
 from echelon.proof.looking import NotFinite, Watcher, find_in, summarize, tensors_of
 from echelon.proof.reference import Reference
 from echelon.proof.replay_report import ReplayReport
@@ -38,6 +38,7 @@ def run_replay(start: WorkerStart) -> int:
     line.meet()
 
     def tell(message: str) -> None:
+        stop_if_asked(start)
         line.show({"event": "replay", "message": message})
 
     report = replay_job(job, request["run"], request["facts"], request["step"], request["slice"], tell)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.api import Show, Workers, count_workers, find_source, make_request
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, Stopped
 from echelon.events import Event
 from echelon.fleet import Start, launch
 from echelon.job import Job
@@ -85,7 +85,8 @@ def _run_plan(request: Request, job: Job | None, workers: int, watch: Show) -> N
     """The plan itself, by the machinery that trains, told to write down what it does."""
     Path(request.out).mkdir()
     start = Start(entry=_entry("plan", request, job), request=request.to_dict(), workers=workers, run=request.out)
-    launch(start, watch)
+    if launch(start, watch)[0]["stopped"]:
+        raise Stopped(step=0, run="")
 
 
 def _entry(what: str, request: Request, job: Job | None) -> Any:

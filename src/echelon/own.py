@@ -199,7 +199,7 @@ class _Loop:
         try:
             self._outcome = self._parts.agreement.commit(self._turn.step, self._turn.shares)
         except Diverged:
-            self._session.save()
+            self._session.save_before_failing()
             raise
 
     def _after(self, turn: Turn, outcome: Applied | Skipped) -> None:

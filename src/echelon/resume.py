@@ -1,16 +1,102 @@
-"""Going on from saved state: does it belong to this job, and how do workers that have no copy get it."""
+"""A run's checkpoints: saving what is committed, and going on from it, on workers that have no copy of it, too."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from echelon.checkpoint import pack, unpack
+from echelon.agree import Agreement
+from echelon.checkpoint import Keeper, pack, unpack
+from echelon.checkpoint.folder import snapshot
 from echelon.comm import Group
 from echelon.errors import ConfigError
+from echelon.events import Event, event
 from echelon.job import Job
 from echelon.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Where a run goes on: after how many steps, with which last loss, and what there is to say about it."""
+
+    step: int = 0
+    loss: float | None = None
+    messages: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """The checkpoints of one run. Every worker has them; rank 0 alone reads and writes, for all."""
+
+    def __init__(self, run: Path, job: Job, size: int, exact: bool, group: Group, agreement: Agreement) -> None:
+        self._run = run
+        self._job = job
+        self._size = size
+        self._exact = exact
+        self._group = group
+        self._agreement = agreement
+        self._keeper = Keeper(run / "checkpoints", job.keep) if group.rank == 0 else None
+        self._newest: int | None = None
+        self._loss: float | None = None
+        snapshot(self._state())  # what cannot be saved is refused before anything is computed
+
+    def resume(self) -> Resumed:
+        """Go on from the newest sound checkpoint, if there is one."""
+        messages: list[str] = []
+        found = self._keeper.latest(messages.append) if self._keeper is not None else None
+        state = share_state(found, self._group)
+        if state is None:
+            return Resumed(messages=(*messages, f"nothing to resume in {self._run}; starting anew"))
+        check_identity(state, self._job, self._size)
+        self._agreement.restore(state)
+        self._newest, self._loss = state.step, state.values.get("loss")
+        return Resumed(step=state.step, loss=self._loss, messages=tuple(messages))
+
+    def save(self, loss: float | None, *, wait: bool = True) -> Event | None:
+        """Write the committed state, unless that is on disk already; the event that tells of it.
+
+        A checkpoint of the same step that this run has neither written nor gone on from is replaced: it may be corrupt.
+        """
+        self._loss = loss
+        if self._keeper is None:
+            return None
+        if wait:
+            self._keeper.wait()
+        state = self._state()
+        if state.step == self._newest:
+            return None
+        began = time.perf_counter()
+        if wait:
+            self._keeper.save_now(state)
+        else:
+            self._keeper.save(state)
+        self._newest = state.step
+        path = str(self._run / "checkpoints" / f"step-{state.step:08d}")
+        return event("checkpoint", step=state.step, path=path, seconds=time.perf_counter() - began)
+
+    def save_before_failing(self, loss: float | None) -> Event | None:
+        """Save what was committed before a step that diverged. Whoever fails first ends all, so everybody waits for
+        rank 0. Weights that are no numbers any more are not saved: they would hide the checkpoint before them.
+        """
+        tensors = self._state().tensors if self._keeper is not None else {}
+        if all(bool(torch.isfinite(t).all()) for path, t in tensors.items() if path.startswith("model/")):
+            saved = self.save(loss)
+        else:
+            saved = event("warning", message="the weights are no numbers any more; they were not saved")
+        self._group.gather(None, "saving what was committed")
+        return saved
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _state(self) -> State:
+        state = self._agreement.export()
+        state.values |= identity(self._job, self._size, self._exact) | {"loss": self._loss}
+        return state
 
 
 def identity(job: Job, size: int, exact: bool) -> dict[str, Any]:

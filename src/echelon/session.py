@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from echelon.assemble import Parts, Prepared, assemble
-from echelon.checkpoint import Keeper, digest, write_model
+from echelon.checkpoint import digest, write_model
 from echelon.comm import Group
 from echelon.errors import ConfigError, Diverged
-from echelon.events import event, rewind
+from echelon.events import Event, event, rewind
 from echelon.loop import StepDone, train
 from echelon.place import arithmetic
 from echelon.plan import Plan
@@ -25,7 +25,7 @@ from echelon.record import Recorder
 from echelon.reporting import Line, Reporter, list_some, median_step_ms, write_job
 from echelon.request import Request
 from echelon.result import Result
-from echelon.resume import check_identity, identity, share_state
+from echelon.resume import Checkpoints, Resumed
 
 
 class Session:
@@ -38,7 +38,6 @@ class Session:
         self._line = line
         self._run = Path(request.out)
         self._seconds: list[float] = []
-        self._loss: float | None = None
         self._metrics: dict[str, float] = {}
         self._evaluated_at = -1
         hosts = self._meet()
@@ -50,8 +49,13 @@ class Session:
             probe=self._recorder.gradients if self._recorder else None,
             seen=self._recorder.samples if self._recorder else None,
         )
-        self._keeper = Keeper(self._run / "checkpoints", prepared.job.keep) if group.rank == 0 else None
-        resumed = self._resume()
+        self._checkpoints = Checkpoints(
+            self._run, prepared.job, prepared.course.size, prepared.exact, group, self.parts.agreement
+        )
+        resumed = self._checkpoints.resume() if request.resume else Resumed()
+        self._loss = resumed.loss
+        if request.resume and group.rank == 0:
+            rewind(self._run / "events.jsonl", resumed.step)
         self._report = Reporter(self._run, group.rank, line)
         self._open(hosts, resumed)
         self._began_at = time.time()
@@ -79,30 +83,14 @@ class Session:
             for tensor in [*module.parameters(), *module.buffers()]:
                 self._group.broadcast(tensor.data, "sharing initial weights")
 
-    def _resume(self) -> int:
-        """Go on from the newest sound checkpoint; the number of steps it holds."""
-        if not self._request.resume:
-            return 0
-        messages: list[str] = []
-        found = self._keeper.latest(messages.append) if self._keeper is not None else None
-        state = share_state(found, self._group)
-        if state is None:
-            messages.append(f"nothing to resume in {self._run}; starting anew")
-        else:
-            check_identity(state, self._prepared.job, self._prepared.course.size)
-            self.parts.agreement.restore(state)
-        if self._group.rank == 0:
-            for message in messages:
-                self._line.show(event("warning", message=message))
-            rewind(self._run / "events.jsonl", state.step if state else 0)
-        return state.step if state else 0
-
-    def _open(self, hosts: list[dict[str, Any]], resumed: int) -> None:
+    def _open(self, hosts: list[dict[str, Any]], resumed: Resumed) -> None:
         prepared, course = self._prepared, self._prepared.course
         if self._group.rank == 0:
-            write_job(self._run, self._describe(hosts))
+            write_job(self._run, describe(self._request, prepared, hosts))
         if self._request.moved:
             self._report(event("warning", message=f"an earlier run was there; it is now {self._request.moved}"))
+        for message in resumed.messages:
+            self._report(event("warning", message=message))
         start = event(
             "start",
             plan=str(Plan.parse(self._request.plan)),
@@ -119,23 +107,8 @@ class Session:
         self._report(start)
         for host in hosts:
             self._report(event("worker", rank=host["rank"], pid=host["pid"], host=host["host"]))
-        if resumed:
-            self._report(event("resume", step=resumed, path=str(self._run / "checkpoints")))
-
-    def _describe(self, hosts: list[dict[str, Any]]) -> dict[str, Any]:
-        prepared = self._prepared
-        return {
-            "plan": str(prepared.plan),
-            "workers": len(hosts),
-            "exact": self._request.exact,
-            "seed": prepared.job.seed,
-            "batch": prepared.job.batch,
-            "slices": prepared.job.slices,
-            "steps": prepared.course.total,
-            "samples_in_dataset": prepared.course.size,
-            "source": self._request.source,
-            "versions": hosts[0]["arithmetic"],
-        }
+        if resumed.step:
+            self._report(event("resume", step=resumed.step, path=str(self._run / "checkpoints")))
 
     def train(self) -> bool:
         """Run the loop to the end, or until somebody asks to stop (True)."""
@@ -146,7 +119,7 @@ class Session:
                 parts.executor, parts.agreement, parts.turns(), self._group.rank, self.stop_requested, [self.after]
             )
         except Diverged:
-            self.save()
+            self.save_before_failing()
             raise
 
     def begin(self) -> None:
@@ -197,22 +170,16 @@ class Session:
         self._report(event("evaluate", step=step, metrics=self._metrics))
 
     def save(self, *, wait: bool = True) -> None:
-        """Write a checkpoint of the committed state, unless there is one already. Rank 0 does it for all."""
-        if self._keeper is None:
-            return
-        if wait:
-            self._keeper.wait()
-        state = self.parts.agreement.export()
-        if state.step in self._keeper.steps():
-            return
-        state.values |= identity(self._prepared.job, self._prepared.course.size, self._request.exact)
-        began = time.perf_counter()
-        if wait:
-            self._keeper.save_now(state)
-        else:
-            self._keeper.save(state)
-        path = str(self._run / "checkpoints" / f"step-{state.step:08d}")
-        self._report(event("checkpoint", step=state.step, path=path, seconds=time.perf_counter() - began))
+        """Write a checkpoint of the committed state, unless there is one already."""
+        self._tell(self._checkpoints.save(self._loss, wait=wait))
+
+    def save_before_failing(self) -> None:
+        """Before the reason why a step cannot be committed is told, what was committed is saved."""
+        self._tell(self._checkpoints.save_before_failing(self._loss))
+
+    def _tell(self, record: Event | None) -> None:
+        if record is not None:
+            self._report(record)
 
     def finish(self, *, stopped: bool) -> Result:
         """Everything that is left to write, and the result, which every rank knows."""
@@ -251,12 +218,27 @@ class Session:
     def close(self) -> None:
         """Let go of everything: files, threads, hooks."""
         try:
-            if self._keeper is not None:
-                self._keeper.close()
+            self._checkpoints.close()
         finally:
             self._report.close()
             self.parts.agreement.detach()
             del self.parts
+
+
+def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `job.json` says of a run."""
+    return {
+        "plan": str(prepared.plan),
+        "workers": len(hosts),
+        "exact": request.exact,
+        "seed": prepared.job.seed,
+        "batch": prepared.job.batch,
+        "slices": prepared.job.slices,
+        "steps": prepared.course.total,
+        "samples_in_dataset": prepared.course.size,
+        "source": request.source,
+        "versions": hosts[0]["arithmetic"],
+    }
 
 
 def fingerprint(module: nn.Module) -> str:

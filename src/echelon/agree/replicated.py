@@ -92,8 +92,8 @@ class Replicated:
 
     def _write_tail(self, pending_bytes: int) -> None:
         flags = Flag.STOP if self._stop() else 0
-        if self._result.scaled is not None:
-            flags |= Flag.MEANS if self._result.scaled else Flag.SUMS
+        if self._result.means is not None:
+            flags |= Flag.MEANS if self._result.means else Flag.SUMS
         if self._result.buffers_changed:
             flags |= Flag.BUFFERS
         tail = Tail(
@@ -122,7 +122,8 @@ class Replicated:
         stop = bool(flags & Flag.STOP)
         if weight == 0:
             return self._skip(agreed, stop)
-        self._sum.finish(None if flags & Flag.MEANS else weight, agreed)
+        scaled_already = flags & Flag.MEANS and isinstance(self._sum, FloatSum)
+        self._sum.finish(None if scaled_already else weight, agreed)
         if self._probe:
             self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
         norm = self._update.apply()

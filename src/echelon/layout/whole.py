@@ -45,12 +45,12 @@ class SliceLoss:
 class StepResult:
     """What a worker computed, filled while it computes.
 
-    `scaled`: gradients carry 1 / (the step's samples) already; None when it computed nothing. `buffers_changed`:
-    forward changed buffers other than BatchNorm's.
+    `means`: losses were means, not (sum, weight); None when it computed nothing. `buffers_changed`: forward changed
+    buffers other than BatchNorm's.
     """
 
     losses: list[SliceLoss] = field(default_factory=list)
-    scaled: bool | None = None
+    means: bool | None = None
     buffers_changed: bool = False
 
 
@@ -122,10 +122,10 @@ class Microbatches:
             raise UserError(
                 self._rank, f"loss returned a tuple of {len(value)}; it must return a scalar tensor, or (sum, weight)"
             )
-        scaled = not is_pair and not self._exact
-        if result.scaled not in (None, scaled):
+        if result.means is is_pair:
             raise UserError(self._rank, MIXED_LOSS)
-        result.scaled = scaled
+        result.means = not is_pair
+        scaled = not is_pair and not self._exact
         total, weight = value if is_pair else (value, None)
         self._check(total, step, first)
         samples = last.stop - first.start

@@ -74,6 +74,7 @@ class Replicated:
             parameters=len(self._parameters),
             rows=len(self._statistics.rows),
             row_width=self._statistics.width,
+            wide_rows=self._statistics.rows.dtype == torch.float64,
         )
 
     def _tail_numel(self, wire: torch.dtype, extras: int) -> int:

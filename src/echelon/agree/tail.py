@@ -31,7 +31,10 @@ class Flag(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TailShape:
-    """How long each part is. `extras`: numbers of each rank (exact mode's maxima). `rows`: BatchNorm's matrix."""
+    """How long each part is. `extras`: numbers of each rank (exact mode's maxima). `rows`: BatchNorm's matrix.
+
+    `wide_rows`: the rows are doubles, and travel as such; else they are singles, each one number on any wire.
+    """
 
     slices: int
     ranks: int
@@ -39,13 +42,17 @@ class TailShape:
     parameters: int
     rows: int
     row_width: int
+    wide_rows: bool = False
 
     @property
     def doubles(self) -> int:
         return 2 * self.slices + self.ranks * (2 + self.extras)
 
     def numel(self, wire: torch.dtype) -> int:
-        return self.doubles * parts(wire) + self.parameters + self.rows * self.row_width
+        return self.doubles * parts(wire) + self.parameters + self.row_numel(wire)
+
+    def row_numel(self, wire: torch.dtype) -> int:
+        return self.rows * self.row_width * (parts(wire) if self.wide_rows else 1)
 
 
 def parts(wire: torch.dtype) -> int:
@@ -93,7 +100,11 @@ def write(tail: Tail, shape: TailShape, rank: int, into: Tensor) -> None:
         present = torch.tensor(tail.present, dtype=torch.float32)
         into[width : width + shape.parameters].copy_(present.to(into.device))
     if shape.rows:
-        into[width + shape.parameters :].copy_(tail.rows.flatten())
+        place = into[width + shape.parameters :]
+        if shape.wide_rows:
+            _encode_on_device(tail.rows.flatten(), place)
+        else:
+            place.copy_(tail.rows.flatten())
 
 
 def read(shape: TailShape, summed: Tensor) -> Agreed:
@@ -107,7 +118,10 @@ def read(shape: TailShape, summed: Tensor) -> Agreed:
     heads = by_rank[:, :2].tolist()
     rows = summed[width + shape.parameters :]
     if shape.rows:
-        rows = rows.to(torch.float32).reshape(shape.rows, -1) + 0.0  # a zero is never negative, however many add to it
+        if shape.wide_rows and wire == torch.float32:
+            rows = rows.reshape(-1, 3).double().sum(dim=1)
+        rows = rows.to(torch.float64 if shape.wide_rows else torch.float32).reshape(shape.rows, -1)
+        rows = rows + 0.0  # a zero is never negative, however many add to it
     return Agreed(
         losses=tuple(zip(losses[::2], losses[1::2], strict=True)),
         flags=tuple(int(flags) for flags, _ in heads),

@@ -34,7 +34,9 @@ class RunningStatistics:
         self._widths = [norm.running_mean.numel() for norm in self._norms]
         self.width = 2 * sum(self._widths) + len(self._norms)
         device = self._norms[0].running_mean.device if self._norms else torch.device("cpu")
-        self.rows = torch.zeros(slices if self._norms else 0, self.width, device=device)
+        wide = any(norm.running_mean.dtype == torch.float64 for norm in self._norms)
+        dtype = torch.float64 if wide else torch.float32
+        self.rows = torch.zeros(slices if self._norms else 0, self.width, device=device, dtype=dtype)
         self._committed: list[tuple[Tensor, Tensor, int]] = []
 
     def __bool__(self) -> bool:
@@ -83,7 +85,8 @@ class RunningStatistics:
                 if count == 0:
                     continue
                 before = int(norm.num_batches_tracked)
-                for running, seen in ((norm.running_mean, mean), (norm.running_var, var)):
+                for running, row_part in ((norm.running_mean, mean), (norm.running_var, var)):
+                    seen = row_part.to(running.dtype)
                     if norm.momentum is None:
                         running.mul_(before).add_(seen * count).div_(before + count)
                     else:

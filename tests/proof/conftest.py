@@ -13,8 +13,6 @@ import torch.optim
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import echelon.proof.child
-import echelon.worker
 
 # One thread from the start: a pool of threads would not survive the forks.
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Every mistake that a distributed trainer is known to make is planted once: verify finds it and its sentence names it."""
+"""Every mistake that distributed trainers are known to make, planted once: verify finds it and names it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ def scheduled() -> echelon.Job:
 
 PLANTED = [
     (plants.average_by_worker, proof_jobs.make, "averaged by worker", "gradient", 1),
-    (plants.leave_out_of_reduction, proof_jobs.make, "2.bias are those of rank 0's own slices: left out", "gradient", 1),
+    (
+        plants.leave_out_of_reduction,
+        proof_jobs.make,
+        "2.bias are those of rank 0's own slices: left out",
+        "gradient",
+        1,
+    ),
     (plants.seed_by_rank, proof_jobs.JOBS["noisy data"], "a seed depends on the rank", "loss", 1),
     (plants.update_twice, proof_jobs.make, "applied twice", "parameter", 1),
     (plants.skip_last_sample, proof_jobs.make, "was skipped at the end of an epoch", "samples", 4),
@@ -35,7 +41,13 @@ PLANTED = [
     (plants.ignore_weights, proof_jobs.JOBS["weights"], "the loss's weight was not used", "loss", 1),
     (plants.step_schedule_by_worker, scheduled, "the schedule was not stepped exactly once", "learning rate", 1),
     (plants.stale_gradient, proof_jobs.make, "a stale gradient", "gradient", 2),
-    (plants.count_tied_twice, proof_jobs.JOBS["gpt"], "words.weight are 2 times what they should be: counted twice", "gradient", 1),
+    (
+        plants.count_tied_twice,
+        proof_jobs.JOBS["gpt"],
+        "words.weight are 2 times what they should be: counted twice",
+        "gradient",
+        1,
+    ),
     (plants.sum_over_workers, proof_jobs.make, "summed over 3 workers and not averaged", "gradient", 1),
     (plants.forget_a_slice, proof_jobs.make, "lack slice 4", "gradient", 1),
     (plants.forget_to_clip, clipped, "not clipped", "parameter", 1),
@@ -45,7 +57,9 @@ PLANTED = [
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["rounding", "exact"])
-@pytest.mark.parametrize(("plant", "job", "words", "kind", "step"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("plant", "job", "words", "kind", "step"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_planted_bug_is_found_and_named(
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[plants.Set], None],
@@ -65,7 +79,7 @@ def test_a_planted_bug_is_found_and_named(
 
 
 def test_a_slice_that_two_workers_compute_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in exact mode: there the sum of the same loss from two workers is no number, and training itself refuses it."""
+    """Everything of that slice is counted twice: its samples, its loss, its weight, its gradient."""
     plants.compute_a_slice_twice(partial(monkeypatch.setattr, raising=True))
     report = echelon.verify(proof_jobs.make(), workers=WORKERS)
     assert not report.equal

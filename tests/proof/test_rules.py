@@ -90,7 +90,7 @@ GENERATORS = [
     lambda: np.random.RandomState(1),
     lambda: np.random.RandomState(np.random.Philox(1)),
     lambda: np.random.Generator(np.random.SFC64(1)),
-    lambda: torch.Generator(),
+    torch.Generator,
 ]
 
 

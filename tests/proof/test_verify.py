@@ -117,7 +117,7 @@ def test_what_is_wrong_with_a_job_is_said_as_in_training() -> None:
         echelon.verify(proof_jobs.make(data=[]), workers=2)
     with pytest.raises(Diverged, match="step 1"):
         echelon.verify(proof_jobs.make(loss=lambda m, b: proof_jobs.mean_loss(m, b) * float("nan")), workers=2)
-    with pytest.raises(ConfigError, match="must be an echelon.Job"):
+    with pytest.raises(ConfigError, match="must be an"):
         echelon.verify("job.py")  # type: ignore[arg-type]
 
 
@@ -146,6 +146,15 @@ def test_the_command_line_says_equal_in_its_last_line(tmp_path: Path) -> None:
     assert values["equal"] is True
     assert values["max_abs_diff"] < 1e-5
     assert list(tmp_path.iterdir()) == [file] or {p.name for p in tmp_path.iterdir()} <= {"job.py", "__pycache__"}
+
+
+def test_a_file_that_calls_verify_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    """Every worker imports the file: without the guard each would start workers of its own."""
+    file = tmp_path / "job.py"
+    file.write_text(JOB_FILE + "echelon.verify(job, workers=2, steps=1)\n")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "if __name__" in done.stderr
 
 
 PLANTED = """

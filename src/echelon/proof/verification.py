@@ -35,6 +35,10 @@ def verify(
     """
     if not isinstance(job, Job):
         raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
+    from echelon.worker import workers_around_us
+
+    if workers_around_us() is not None:
+        raise ConfigError("verify", "starts workers of its own; run it without torchrun")
     request = make_request(plan, find_source(job), exact=exact, steps=steps, out=None, resume=False)
     return _prove(request, job, workers, show)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ def finish(worker: WorkerStart) -> int:
         "stdin": os.read(0, 1).decode() if worker.workers > 1 else "",
         "store": worker.store_fd is not None,
         "argv": sys.argv,
+        "frozen": gc.get_freeze_count(),
     }
     worker.tether.send({"kind": "done", **seen})
     return 0

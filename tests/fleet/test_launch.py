@@ -80,6 +80,11 @@ def test_a_function_that_is_not_there_is_named() -> None:
         run("nonsense")
 
 
+def test_collecting_garbage_in_a_worker_leaves_what_the_template_imported_alone() -> None:
+    results, _ = run("finish", preload=("numpy",))
+    assert all(result["frozen"] > 10_000 for result in results)
+
+
 def test_what_cannot_be_imported_beforehand_is_named() -> None:
     with pytest.raises(ConfigError, match="no_such_module"):
         run("finish", preload=("no_such_module",))

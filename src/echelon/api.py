@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,8 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
 def _forked(what: Any) -> Any:
     from echelon.worker import run_with
 
+    for name in PRELOAD:  # once here instead of in every fork
+        import_module(name)
     return run_with(what)
 
 

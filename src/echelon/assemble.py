@@ -171,7 +171,7 @@ def _evaluation(prepared: Prepared, group: Group) -> Evaluation | None:
 
 def _dataset(data: Any, term: str) -> Any:
     """The dataset itself, or what the callable that was given returns."""
-    if not hasattr(data, "__getitem__") and callable(data):
+    if isinstance(data, type) or (not hasattr(data, "__getitem__") and callable(data)):
         with users_code(f"making {term}"):
             return data()
     return data

@@ -13,7 +13,7 @@ from echelon.agree import Agreement
 from echelon.checkpoint import Keeper, pack, unpack
 from echelon.checkpoint.folder import snapshot
 from echelon.comm import Group
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, Diverged
 from echelon.events import Event, event
 from echelon.job import Job
 from echelon.state import State
@@ -61,12 +61,16 @@ class Checkpoints:
         A checkpoint of the same step that this run has neither written nor gone on from is replaced: it may be corrupt.
         """
         self._loss = loss
-        if self._keeper is None:
-            return None
-        if wait:
+        if self._keeper is not None and wait:
             self._keeper.wait()
         state = self._state()
         if state.step == self._newest:
+            return None
+        lost = without_value(state)
+        if lost is not None:  # every worker finds it: they hold the same weights
+            raise Diverged(state.step, f"{lost} is NaN and was not saved; go on from an earlier step with --resume")
+        if self._keeper is None:
+            self._newest = state.step
             return None
         began = time.perf_counter()
         if wait:
@@ -79,13 +83,12 @@ class Checkpoints:
 
     def save_before_failing(self, loss: float | None) -> Event | None:
         """Save what was committed before a step that diverged. Whoever fails first ends all, so everybody waits for
-        rank 0. Weights that are no numbers any more are not saved: they would hide the checkpoint before them.
+        rank 0. Weights that are NaN are not saved: they would hide the checkpoint before them.
         """
-        tensors = self._state().tensors if self._keeper is not None else {}
-        if all(bool(torch.isfinite(t).all()) for path, t in tensors.items() if path.startswith("model/")):
+        try:
             saved = self.save(loss)
-        else:
-            saved = event("warning", message="the weights are no numbers any more; they were not saved")
+        except Diverged as error:
+            saved = event("warning", message=str(error))
         self._group.gather(None, "saving what was committed")
         return saved
 
@@ -97,6 +100,16 @@ class Checkpoints:
         state = self._agreement.export()
         state.values |= identity(self._job, self._size, self._exact) | {"loss": self._loss}
         return state
+
+
+def without_value(state: State) -> str | None:
+    """The first weight that holds a NaN. Without exact mode a gradient that is no number shows only there."""
+    for path, tensor in state.tensors.items():
+        kind, _, name = path.partition("/")
+        # Types of one byte have no isnan; nobody trains in them.
+        if kind == "model" and tensor.is_floating_point() and tensor.itemsize > 1 and bool(tensor.isnan().any()):
+            return name
+    return None
 
 
 def identity(job: Job, size: int, exact: bool) -> dict[str, Any]:

@@ -151,6 +151,6 @@ def job(**changes: Any) -> echelon.Job:
 JOBS = {
     "dense": job,
     "sometimes": lambda **more: job(model=Sometimes, optimizer=momentum, clip=None, **more),
-    "images": lambda **more: job(model=Convolution, data=Images(), **more),
+    "images": lambda **more: job(**{"model": Convolution, "data": Images(), **more}),
     "words": lambda **more: job(model=Language, loss=next_word, data=Words(), **more),
 }

@@ -1,0 +1,361 @@
+"""Real processes, forked from this one: the same bits on any number of them, stopped and resumed, and what a run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import echelon
+from echelon.checkpoint import digest
+from echelon.errors import CheckpointCorrupt, ConfigError, Diverged, Stopped
+from echelon.events import read_events
+from equivalence.jobs import BATCH, JOBS, SLICES, Dense, Images, Noisy, adamw, classify, job, momentum, warm_up
+from lockstep import Fleet
+
+STEPS = 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """A job's digest, computed in this process."""
+    known = {}
+
+    def digest_of(name, **more):
+        key = (name, *more.items())
+        if key not in known:
+            known[key] = Fleet(lambda: JOBS[name](**more), 1).run().digest()
+        return known[key]
+
+    return digest_of
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`echelon.train` in exact mode into one folder; what was shown is in `train.shown`."""
+
+    def run(what, workers, **options):
+        run.shown = []
+        return echelon.train(
+            what, workers=workers, **{"exact": True, "out": tmp_path / "run", "show": run.shown.append, **options}
+        )
+
+    return run
+
+
+def events(result_or_path):
+    return list(read_events(result_or_path / "events.jsonl"))
+
+
+def steps_of(path):
+    return [e["step"] for e in events(path) if e["event"] == "step"]
+
+
+# --- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("dense", 1), ("dense", 2), ("dense", 3), ("dense", 4), ("sometimes", 3), ("images", 2), ("words", 4)],
+)
+def test_any_number_of_processes_gives_the_same_bits(train, expected, name, workers):
+    assert train(JOBS[name](), workers).digest == expected(name)
+
+
+def own_loop(run):
+    model, optimizer, batches = run.prepare(
+        Dense(), adamw, Noisy(), batch=BATCH, slices=SLICES, steps=STEPS, clip=0.5, schedule=warm_up, seed=11
+    )
+    for batch in batches:
+        run.backward(classify(model, batch))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_loop_of_one_s_own_gives_the_job_s_bits(tmp_path, expected, workers):
+    result = echelon.launch(own_loop, workers=workers, exact=True, seed=11, out=tmp_path, show=lambda event: None)
+    assert result is not None
+    assert result.digest == expected("dense")
+    assert steps_of(tmp_path) == list(range(1, STEPS + 1))
+
+
+def test_without_exact_the_weights_agree_within_rounding(train, tmp_path):
+    # Not with Adam: it makes a whole step of the rounding error that is all the gradient of a bias before BatchNorm.
+    exact = Fleet(lambda: JOBS["images"](optimizer=momentum), 1).run().parts[0].module.state_dict()
+    train(JOBS["images"](optimizer=momentum), 2, exact=False)
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    assert found.keys() == exact.keys()
+    for name, tensor in exact.items():
+        assert torch.allclose(found[name].double(), tensor.double(), rtol=1e-4, atol=1e-6), name
+
+
+def accuracy(model, batch):
+    x, y = batch
+    return {"accuracy": ((model(x).argmax(1) == y).sum(), len(y)), "loss": (classify(model, batch) * len(y), len(y))}
+
+
+def test_metrics_do_not_depend_on_the_number_of_workers(train):
+    evaluate = echelon.Evaluate(data=Images(70), metric=accuracy, every=3, batch=16)
+    one, three = (train(JOBS["images"](evaluate=evaluate), workers).metrics for workers in (1, 3))
+    assert one == three
+    assert set(one) == {"accuracy", "loss"}
+    assert [e["step"] for e in train.shown if e["event"] == "evaluate"] == [3, 6, 7]
+
+
+# --- stopped and resumed ---------------------------------------------------------------------------------------------
+
+
+class Slow(Images):
+    """Long enough for a signal to arrive between the first step and the last."""
+
+    def __getitem__(self, index):
+        if "RANK" in os.environ:
+            time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+def test_a_run_stopped_and_resumed_on_other_workers_equals_one_never_stopped(tmp_path, expected):
+    slow = JOBS["images"](data=Slow(), steps=40)
+    run = tmp_path / "run"
+
+    def stop_at_the_first_step(event):
+        if event["event"] == "step" and event["step"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped) as caught:
+        echelon.train(slow, workers=3, exact=True, out=run, show=stop_at_the_first_step)
+    assert 1 <= caught.value.step < 40
+    assert caught.value.run == str(run)
+    assert steps_of(run) == list(range(1, caught.value.step + 1))
+    assert events(run)[-1]["event"] == "stopped"
+
+    result = echelon.train(slow, workers=2, exact=True, out=run, resume=True, show=lambda event: None)
+    assert result.digest == expected("images", steps=40)
+    assert result.steps == 40
+    assert result.samples == Fleet(lambda: JOBS["images"](steps=40), 1).parts[0].course.samples_before(41)
+    assert steps_of(run) == list(range(1, 41))
+    assert [e["step"] for e in events(run) if e["event"] == "resume"] == [caught.value.step]
+
+
+def test_a_sigterm_to_one_worker_stops_the_run_for_all(tmp_path):
+    pids = {}
+
+    def stop(event):
+        if event["event"] == "worker":
+            pids[event["rank"]] = event["pid"]
+        if event["event"] == "step" and pids:
+            os.kill(pids.pop(1), signal.SIGTERM)
+            pids.clear()
+
+    with pytest.raises(Stopped) as caught:
+        echelon.train(JOBS["images"](data=Slow(), steps=40), workers=2, out=tmp_path, show=stop)
+    assert 1 <= caught.value.step < 40
+
+
+def test_resuming_with_nothing_to_resume_starts_anew_and_says_so(train, expected, tmp_path):
+    assert train(JOBS["dense"](), 2, resume=True).digest == expected("dense")
+    said = [e["message"] for e in train.shown if e["event"] == "warning"]
+    assert any("nothing to resume" in message for message in said)
+    assert not [e for e in events(tmp_path / "run") if e["event"] == "resume"]
+
+
+def test_a_finished_run_resumed_changes_nothing(train, tmp_path):
+    first = train(JOBS["dense"](), 2)
+    again = train(JOBS["dense"](), 1, resume=True)
+    assert (again.digest, again.steps, again.samples, again.loss) == (
+        first.digest, first.steps, first.samples, first.loss,
+    )  # fmt: skip
+    assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))
+
+
+def checkpoints(tmp_path):
+    return sorted((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def truncate(folder):
+    file = folder / "state.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def test_a_truncated_checkpoint_is_passed_over_and_written_anew(train, expected, tmp_path):
+    train(JOBS["dense"](checkpoint_every=1, steps=4), 2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000002", "step-00000003", "step-00000004"]
+    truncate(checkpoints(tmp_path)[-1])
+    result = train(JOBS["dense"](steps=4), 3, resume=True)
+    said = [e["message"] for e in train.shown if e["event"] == "warning"]
+    assert any("step 4 is corrupt" in message for message in said)
+    assert [e["step"] for e in train.shown if e["event"] == "resume"] == [3]
+    assert result.digest == expected("dense", steps=4)
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+
+    finished = train(JOBS["dense"](), 1, resume=True)
+    assert [e["step"] for e in train.shown if e["event"] == "resume"] == [4]
+    assert finished.digest == expected("dense")
+    assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))
+
+
+def test_when_every_checkpoint_is_corrupt_none_is_loaded(train, tmp_path):
+    train(JOBS["dense"](checkpoint_every=1, steps=2), 1)
+    before = steps_of(tmp_path / "run")
+    for folder in checkpoints(tmp_path):
+        truncate(folder)
+    with pytest.raises(CheckpointCorrupt, match="none of the 2 checkpoints is whole"):
+        train(JOBS["dense"](), 2, resume=True)
+    assert steps_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "term"), [({"seed": 12}, "seed"), ({"slices": 5}, "slices"), ({"data": Images(100)}, "dataset")]
+)
+def test_a_checkpoint_of_another_job_is_refused(train, changes, term):
+    train(JOBS["images"](steps=1), 1)
+    with pytest.raises(ConfigError) as caught:
+        train(JOBS["images"](**changes), 1, resume=True)
+    assert caught.value.term == term
+
+
+# --- what a run leaves -----------------------------------------------------------------------------------------------
+
+
+def test_the_result_says_what_the_contract_names(train, tmp_path):
+    before = time.time()
+    result = train(JOBS["dense"](), 2)
+    elapsed = time.time() - before
+    assert (result.steps, result.samples, result.plan, result.workers) == (7, 312, "dp", 2)
+    assert result.run == str(tmp_path / "run")
+    assert 0 < result.seconds < elapsed
+    assert 0 < result.step_ms < 1000 * elapsed
+    assert 0 < result.start_ms < 1000 * elapsed
+    assert result.bytes_sent > 0
+    assert result.recoveries == 0
+    assert result.metrics == {}
+    (last,) = (e for e in events(tmp_path / "run") if e["event"] == "step" and e["step"] == STEPS)
+    assert result.loss == last["loss"]
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert result.digest == digest(weights)
+
+
+def test_alone_nothing_is_sent(train):
+    assert train(JOBS["dense"](steps=1), 1).bytes_sent == 0
+
+
+def test_the_events_are_those_of_the_contract(train, tmp_path):
+    train(JOBS["dense"](checkpoint_every=3), 3)
+    found = events(tmp_path / "run")
+    assert all(isinstance(e["time"], float) for e in found)
+    workers = [e for e in found if e["event"] == "worker"]
+    assert [e["rank"] for e in workers] == [0, 1, 2]
+    assert len({e["pid"] for e in workers}) == 3
+    assert all(e["host"] for e in workers)
+    steps = [e for e in found if e["event"] == "step"]
+    assert [e["step"] for e in steps] == list(range(1, STEPS + 1))
+    assert [e["samples"] for e in steps] == [50, 50, 31, 50, 50, 31, 50]
+    assert all(e["shares"] == {"0": 3, "1": 2, "2": 2} for e in steps)
+    assert all(e["seconds"] > 0 and e["bytes"] > 0 for e in steps)
+    assert [e["step"] for e in found if e["event"] == "checkpoint"] == [3, 6, 7]
+    (start,) = (e for e in found if e["event"] == "start")
+    assert (start["plan"], start["workers"], start["steps"], start["samples_total"]) == ("dp", 3, 7, 312)
+    assert found[-1]["event"] == "end"
+
+
+def test_what_is_shown_is_what_is_logged_but_not_every_step(train, tmp_path):
+    train(JOBS["dense"](), 2)
+    logged = events(tmp_path / "run")
+    assert all(e in logged for e in train.shown)
+    assert {e["event"] for e in train.shown} == {e["event"] for e in logged}
+    shown = [e["step"] for e in train.shown if e["event"] == "step"]
+    assert shown[0] == 1
+    assert shown[-1] == STEPS
+
+
+def test_a_parameter_that_nobody_uses_is_named_in_a_warning(train, tmp_path):
+    train(JOBS["dense"](steps=2), 2)
+    (warning,) = (e for e in events(tmp_path / "run") if e["event"] == "warning")
+    assert "no gradient for idle" in warning["message"]
+
+
+def test_job_json_says_what_ran(train, tmp_path):
+    train(JOBS["dense"](), 2)
+    record = json.loads((tmp_path / "run" / "job.json").read_text())
+    assert (record["workers"], record["seed"], record["exact"]) == (2, 11, True)
+    assert str(echelon.Plan.parse(record["plan"]).resolve(2)) == "dp2"
+    assert record["versions"]["torch"] == torch.__version__
+
+
+def test_an_earlier_run_is_moved_aside_not_mixed_with(train, tmp_path):
+    first = train(JOBS["dense"](steps=2), 1)
+    train(JOBS["dense"](steps=1), 1)
+    assert steps_of(tmp_path / "run") == [1]
+    assert steps_of(tmp_path / "run.1") == [1, 2]
+    assert digest(load_file(tmp_path / "run.1" / "model.safetensors")) == first.digest
+
+
+# --- divergence ------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_committed_before_a_divergence_is_saved_and_can_be_gone_on_from(train, expected, tmp_path):
+    def poisoned(model, batch):
+        poisoned.calls += 1
+        return classify(model, batch) * (float("nan") if poisoned.calls > 15 else 1.0)  # in step 5: 3 or 4 slices each
+
+    poisoned.calls = 0
+    with pytest.raises(Diverged) as caught:
+        train(job(loss=poisoned), 2)
+    assert caught.value.step > 1
+    last = caught.value.step - 1
+    assert checkpoints(tmp_path)[-1].name == f"step-{last:08d}"
+    assert steps_of(tmp_path / "run") == list(range(1, last + 1))
+    assert train(JOBS["dense"](), 3, resume=True).digest == expected("dense")
+
+
+def test_weights_that_are_no_numbers_do_not_become_the_newest_checkpoint(train, tmp_path):
+    class Cliff(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * float("nan")
+
+    def loss(model, batch):
+        value = classify(model, batch)
+        loss.calls += 1
+        return Cliff.apply(value) if loss.calls > 14 else value
+
+    loss.calls = 0
+    with pytest.raises(Diverged):
+        train(job(loss=loss, checkpoint_every=1, clip=None), 1, exact=False)
+    assert checkpoints(tmp_path)[-1].name == "step-00000002"
+
+
+# --- refused before training -----------------------------------------------------------------------------------------
+
+
+class Unsavable(torch.optim.lr_scheduler.LambdaLR):
+    def __init__(self, optimizer):
+        super().__init__(optimizer, lambda step: 1.0)
+        self.stream = object()
+
+
+def test_a_schedule_that_cannot_be_saved_is_refused_before_training(train, tmp_path):
+    with pytest.raises(ConfigError, match="schedule.*stream"):
+        train(JOBS["dense"](schedule=Unsavable), 2)
+    assert not (tmp_path / "run" / "events.jsonl").exists()
+
+
+def test_a_dataset_class_is_a_callable_that_returns_one(train, expected):
+    assert train(JOBS["dense"](data=Noisy), 1).digest == expected("dense")

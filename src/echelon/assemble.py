@@ -26,7 +26,7 @@ from echelon.layout import Microbatches, RunningStatistics, WholeModel, build_mo
 from echelon.layout.evaluation import Evaluation
 from echelon.loop import Turn
 from echelon.plan import Plan
-from echelon.randomness import Generators
+from echelon.randomness import Generators, derive
 from echelon.slices import Course, assign
 
 AVAILABLE = frozenset({"dp"})
@@ -100,10 +100,10 @@ def prepare_module(
     """The same for a module that exists already."""
     plan = check_plan(job, plan, workers, exact)
     check_module(module)
-    reader = Reader(_dataset(job.data, "data"), job.collate, job.seed)
+    reader = Reader(_dataset(job.data, "data", job.seed), job.collate, job.seed)
     evaluation_reader = None
     if job.evaluate is not None:
-        evaluation_reader = Reader(_dataset(job.evaluate.data, "evaluate.data"), job.collate, job.seed)
+        evaluation_reader = Reader(_dataset(job.evaluate.data, "evaluate.data", job.seed), job.collate, job.seed)
     return Prepared(
         job=job,
         plan=plan,
@@ -169,9 +169,10 @@ def _evaluation(prepared: Prepared, group: Group) -> Evaluation | None:
     )
 
 
-def _dataset(data: Any, term: str) -> Any:
-    """The dataset itself, or what the callable that was given returns."""
+def _dataset(data: Any, term: str, seed: int) -> Any:
+    """The dataset itself, or what the callable that was given returns, made under the job's own random state."""
     if isinstance(data, type) or (not hasattr(data, "__getitem__") and callable(data)):
+        Generators.of().set(derive(seed, term))
         with users_code(f"making {term}"):
             return data()
     return data

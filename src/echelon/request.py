@@ -12,8 +12,10 @@ from typing import Any
 
 from echelon.errors import ConfigError, UserError
 from echelon.job import Job
+from echelon.randomness import Generators
 
 MODULE = "__echelon_job__"
+IMPORT_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +59,13 @@ class Source:
 
 
 def import_file(file: str, rank: int) -> Any:
-    """Import a file as a module of its own; what it raises is the user's error."""
+    """Import a file as a module of its own; what it raises is the user's error.
+
+    Random state is the same at every import, so that a module-level dataset drawn at random is the same on every worker.
+    """
     if MODULE in sys.modules and sys.modules[MODULE].__file__ == file:
         return sys.modules[MODULE]
+    Generators.of().set(IMPORT_SEED)
     spec = importlib.util.spec_from_file_location(MODULE, file)
     if spec is None or spec.loader is None:
         raise ConfigError("file", f"{file} is no Python file")

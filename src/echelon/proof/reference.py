@@ -73,7 +73,9 @@ class Reference:
             self.module: nn.Module = job.model().to(device).train()
         with users_code("making the dataset"):
             data: Any = job.data
-            dataset = data() if callable(data) and not hasattr(data, "__getitem__") else data
+            Chance().set(derive(job.seed, "data"))
+            is_factory = isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__"))
+            dataset = data() if is_factory else data
         if not len(dataset):
             raise ConfigError("data", "it is empty; there is nothing to train on")
         self.size = len(dataset)

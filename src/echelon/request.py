@@ -61,7 +61,8 @@ class Source:
 def import_file(file: str, rank: int) -> Any:
     """Import a file as a module of its own; what it raises is the user's error.
 
-    Random state is the same at every import, so that a module-level dataset drawn at random is the same on every worker.
+    Random state is the same at every import, so that a module-level dataset drawn at random is the same on every
+    worker.
     """
     if MODULE in sys.modules and sys.modules[MODULE].__file__ == file:
         return sys.modules[MODULE]

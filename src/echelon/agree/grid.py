@@ -1,7 +1,7 @@
 """Exact sums: gradients rounded onto a power-of-two grid and added as integers, where addition has no order.
 
-The integers are held as float64, which adds them exactly as long as they stay below 2**53; on a CPU that is nearly three
-times as fast as int64, and a transport sums it as readily.
+The integers are held as float64, which adds them exactly as long as they stay below 2**53; on a CPU that is nearly
+three times as fast as int64, and a transport sums it as readily.
 
 A bucket's grid has the spacing 2**-k. k follows the largest magnitude that any slice's gradient had in the step
 before, so that it is a function of the job alone. It leaves room for `slices` summands and for a sudden growth; a

@@ -36,7 +36,7 @@ def read_text() -> tuple[Tensor, str]:
     text = "\n".join(topics[name] for name in sorted(topics))
     letters = "".join(sorted(set(text)))
     number = {letter: n for n, letter in enumerate(letters)}
-    return torch.tensor([number[letter] for letter in text]), letters
+    return torch.tensor([number[letter] for letter in text], device="cpu"), letters
 
 
 def windows(context: int, *, held_out: bool) -> echelon.Columns:

@@ -93,11 +93,21 @@ def train_file(
     port: int | None = None,
     show: Show | None = None,
     started: float | None = None,
-) -> Result:
-    """Train the job that a file defines. This process does not import it; the workers do."""
+) -> Result | None:
+    """Train the job that a file defines. This process does not import it, the workers do; unless torchrun has started
+    it as a worker. The result is rank 0's.
+    """
+    from echelon.worker import be_inside, rank_around_us, workers_around_us
+
     source = Source.parse(target)
     request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume, started=started)
-    return _checked(start(request, None, workers, port, show))
+    around = workers_around_us()
+    if around is None:
+        return _checked(start(request, None, workers, port, show))
+    _check_workers(workers, around)
+    be_inside()
+    result = _join(request, source.load(rank_around_us()), around, workers)
+    return result if rank_around_us() == 0 else None
 
 
 def _checked(result: Result | None) -> Result:
@@ -128,9 +138,9 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
                 entry="echelon.worker:run_worker" if request.source else _forked(what),
                 request=request.to_dict(),
                 workers=count,
-                port=port,
+                port=port if port is not None else _port_wanted(),
                 run=request.out,
-                preload=(*PRELOAD, "echelon.worker"),
+                preload=(*PRELOAD, "echelon.worker", "echelon.one_worker"),
             ),
             watch,
         )
@@ -138,6 +148,12 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
         if screen is not None:
             screen.close()
     return to_result(results[0])
+
+
+def _port_wanted() -> int | None:
+    from echelon.worker import port_wanted
+
+    return port_wanted()
 
 
 def _forked(what: Any) -> Any:
@@ -151,11 +167,15 @@ def _forked(what: Any) -> Any:
 def _join(request: Request, what: Any, around: int, workers: Workers) -> Result | None:
     from echelon.worker import rank_around_us, run_joined
 
-    if workers is not None and count_workers(workers) != around:
-        raise ConfigError("workers", f"is {workers} and WORLD_SIZE is {around}; leave workers= out, or make them equal")
+    _check_workers(workers, around)
     if rank_around_us() == 0:
         request = open_run(request)
     return to_result(run_joined(request, what))
+
+
+def _check_workers(workers: Workers, around: int) -> None:
+    if workers is not None and count_workers(workers) != around:
+        raise ConfigError("workers", f"is {workers} and WORLD_SIZE is {around}; leave it out, or make them equal")
 
 
 def to_result(payload: dict[str, Any]) -> Result | None:

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from echelon.comm import Meeting
 from echelon.errors import ConfigError
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
-from echelon.one_worker import run_one
-from echelon.place import Place
 from echelon.progress import progress
 from echelon.request import Request, Source
+
+if TYPE_CHECKING:  # the launcher asks for its port here, and starts without torch
+    from echelon.comm import Meeting
 
 GO_PATIENCE_S = 24 * 3600.0
 INSIDE = "ECHELON_WORKER"
@@ -55,6 +55,10 @@ def run_with(job: Any) -> Callable[[WorkerStart], int]:
 
 
 def _run(start: WorkerStart, load: Callable[[], Any], forked: bool) -> int:
+    from echelon.comm import Meeting
+    from echelon.one_worker import run_one
+    from echelon.place import Place
+
     be_inside()
 
     def meeting() -> Meeting:
@@ -99,11 +103,17 @@ def rank_around_us() -> int:
 def port_wanted() -> int | None:
     """The rendezvous port that the environment asks for."""
     port = os.environ.get("MASTER_PORT")
+    if port and not port.isdecimal():
+        raise ConfigError("port", f"MASTER_PORT is {port!r}, which is no port number")
     return int(port) if port else None
 
 
 def run_joined(request: Request, job: Any) -> dict[str, Any]:
     """Be one of torchrun's workers."""
+    from echelon.comm import Meeting
+    from echelon.one_worker import run_one
+    from echelon.place import Place
+
     environment = os.environ
     rank, workers = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     local = int(environment.get("LOCAL_WORLD_SIZE", workers))

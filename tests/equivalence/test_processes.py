@@ -1,4 +1,4 @@
-"""Real processes, forked from this one: the same bits on any number of them, stopped and resumed, and what a run leaves."""
+"""Real processes, forked from this one: the same bits on any number, stopped and resumed, and what a run leaves."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ class Unsavable(torch.optim.lr_scheduler.LambdaLR):
 
 
 def test_a_schedule_that_cannot_be_saved_is_refused_before_training(train, tmp_path):
-    with pytest.raises(ConfigError, match="schedule.*stream"):
+    with pytest.raises(ConfigError, match=r"schedule.*stream"):
         train(JOBS["dense"](schedule=Unsavable), 2)
     assert not (tmp_path / "run" / "events.jsonl").exists()
 

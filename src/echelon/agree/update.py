@@ -40,7 +40,7 @@ class Update:
             raise ConfigError(
                 "schedule", "ReduceLROnPlateau needs a metric at every step; use a schedule of the step count"
             )
-        if self.schedule is not None and not isinstance(self.schedule, LRScheduler):
+        if make_schedule is not None and not isinstance(self.schedule, LRScheduler):
             raise ConfigError(
                 "schedule",
                 f"schedule(optimizer) must return a torch LRScheduler; it returned {type(self.schedule).__name__}",

@@ -209,7 +209,7 @@ class Endless(torch.utils.data.IterableDataset):
         pytest.param([], "data=[]", "", ["list is empty"], id="no samples"),
         pytest.param([], "data=Endless()", ITERABLE, ["map-style dataset is needed"], id="iterable"),
         pytest.param([], "optimizer=lambda p: torch.optim.LBFGS(p)", "", ["LBFGS"], id="LBFGS"),
-        pytest.param([], "model=lambda: nn.SyncBatchNorm(4)", "", ["SyncBatchNorm", "use BatchNorm"], id="SyncBatchNorm"),
+        pytest.param([], "model=lambda: nn.SyncBatchNorm(4)", "", ["SyncBatchNorm", "use BatchNorm"], id="sync norm"),
         pytest.param([], SPARSE, "", ["sparse=False"], id="sparse"),
         pytest.param(["--exact"], "compile=True", "", ["exact", "compile=False"], id="exact compile"),
         pytest.param(

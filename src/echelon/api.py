@@ -128,7 +128,7 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
     """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
     count = count_workers(workers)
     Plan.parse(request.plan).resolve(count)
-    request = open_run(request)
+    open_run(Path(request.out))
     screen = None if show else progress(sys.stdout)
     watch = show or screen
     assert watch is not None
@@ -169,7 +169,7 @@ def _join(request: Request, what: Any, around: int, workers: Workers) -> Result 
 
     _check_workers(workers, around)
     if rank_around_us() == 0:
-        request = open_run(request)
+        open_run(Path(request.out))
     return to_result(run_joined(request, what))
 
 
@@ -255,18 +255,12 @@ def _default_folder(name: str, resume: bool) -> Path:
     return earlier[-1] if earlier else runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name for people
 
 
-def open_run(request: Request) -> Request:
-    """Make the run folder. An earlier run that is not resumed is moved aside, never mixed with or deleted."""
-    run = Path(request.out)
-    moved = None
+def open_run(run: Path) -> None:
+    """Make the run folder. Whatever is in it stays there until all workers are ready (see reporting.set_aside)."""
     try:
-        if not request.resume and any((run / part).exists() for part in ("events.jsonl", "checkpoints", "job.json")):
-            moved = next(p for n in range(1, 10**6) if not (p := run.with_name(f"{run.name}.{n}")).exists())
-            run.rename(moved)
         run.mkdir(parents=True, exist_ok=True)
         probe = run / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise StorageFailed(str(run), f"{error.strerror or error}; choose a writable folder with --out") from error
-    return replace(request, moved=str(moved) if moved else None)

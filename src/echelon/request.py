@@ -121,7 +121,6 @@ class Request:
     started: float = 0.0
     source: dict[str, Any] | None = None
     record: str | None = None
-    moved: str | None = None
     seed: int = 0
 
     def to_dict(self) -> dict[str, Any]:

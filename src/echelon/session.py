@@ -22,7 +22,7 @@ from echelon.loop import StepDone, train
 from echelon.place import arithmetic
 from echelon.plan import Plan
 from echelon.record import Recorder
-from echelon.reporting import Line, Reporter, list_some, median_step_ms, write_job
+from echelon.reporting import Line, Reporter, list_some, median_step_ms, set_aside, write_job
 from echelon.request import Request
 from echelon.result import Result
 from echelon.resume import Checkpoints, Resumed
@@ -52,7 +52,7 @@ class Session:
         self._checkpoints = Checkpoints(
             self._run, prepared.job, prepared.course.size, prepared.exact, group, self.parts.agreement
         )
-        resumed = self._checkpoints.resume() if request.resume else Resumed()
+        resumed = self._checkpoints.resume() if request.resume else self._begin_anew()
         self._loss = resumed.loss
         if request.resume and group.rank == 0:
             rewind(self._run / "events.jsonl", resumed.step)
@@ -60,6 +60,10 @@ class Session:
         self._open(hosts, resumed)
         self._began_at = time.time()
         self._began = self._finished = time.perf_counter()
+
+    def _begin_anew(self) -> Resumed:
+        moved = set_aside(self._run) if self._group.rank == 0 else None
+        return Resumed(messages=(f"an earlier run was there; it is now {moved}",) if moved else ())
 
     def _meet(self) -> list[dict[str, Any]]:
         mine = {"rank": self._group.rank, "pid": os.getpid(), "host": socket.gethostname(), "arithmetic": arithmetic()}
@@ -87,8 +91,6 @@ class Session:
         prepared, course = self._prepared, self._prepared.course
         if self._group.rank == 0:
             write_job(self._run, describe(self._request, prepared, hosts))
-        if self._request.moved:
-            self._report(event("warning", message=f"an earlier run was there; it is now {self._request.moved}"))
         for message in resumed.messages:
             self._report(event("warning", message=message))
         start = event(

@@ -18,14 +18,6 @@ from lockstep import Fleet
 SLICES = 7
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def alone():
     """Each job's digest on one worker, computed when it is first asked for."""

@@ -13,20 +13,12 @@ from safetensors.torch import load_file
 
 import echelon
 from echelon.checkpoint import digest
-from echelon.errors import CheckpointCorrupt, ConfigError, Diverged, Stopped
+from echelon.errors import CheckpointCorrupt, ConfigError, Diverged, Stopped, UserError
 from echelon.events import read_events
 from equivalence.jobs import BATCH, JOBS, SLICES, Dense, Images, Noisy, adamw, classify, job, momentum, warm_up
 from lockstep import Fleet
 
 STEPS = 7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +293,22 @@ def test_an_earlier_run_is_moved_aside_not_mixed_with(train, tmp_path):
     assert steps_of(tmp_path / "run") == [1]
     assert steps_of(tmp_path / "run.1") == [1, 2]
     assert digest(load_file(tmp_path / "run.1" / "model.safetensors")) == first.digest
+
+
+def test_a_start_that_fails_leaves_the_earlier_run_where_it_is(train, tmp_path):
+    train(JOBS["dense"](steps=1), 1)
+    with pytest.raises(UserError):
+        train(JOBS["dense"](model=lambda: 1 / 0), 2)
+    assert steps_of(tmp_path / "run") == [1]
+    assert not (tmp_path / "run.1").exists()
+
+
+def test_an_earlier_run_that_cannot_be_moved_is_not_overwritten(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(JOBS["dense"](steps=1), 1, out=".")
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        train(JOBS["dense"](steps=2), 1, out=".")
+    assert steps_of(tmp_path) == [1]
 
 
 # --- divergence ------------------------------------------------------------------------------------------------------

@@ -225,3 +225,15 @@ def forget_a_parameter(put: Set) -> None:
 
 def forget_the_update(put: Set) -> None:
     put(update.Update, "apply", lambda self: None)
+
+
+def drift_on_rank_1(put: Set) -> None:
+    original = update.Update.apply
+
+    def apply(self: Any) -> Any:
+        norm = original(self)
+        if dist.get_rank() == 1:
+            next(iter(self._parameters.values())).data.view(-1)[0] += 1e-3
+        return norm
+
+    put(update.Update, "apply", apply)

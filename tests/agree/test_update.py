@@ -158,7 +158,7 @@ def test_clipping_scales_to_the_norm_or_leaves_alone(clip, exact):
 
 
 def test_clipping_without_any_gradient_is_no_error():
-    module, update = build(OPTIMIZERS["sgd"], clip=1.0)
+    _module, update = build(OPTIMIZERS["sgd"], clip=1.0)
     assert float(update.apply()) == 0.0
 
 

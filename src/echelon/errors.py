@@ -5,7 +5,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
+
+_PACKAGE = str(Path(__file__).parent)
 
 
 class EchelonError(Exception):
@@ -227,14 +230,23 @@ def users_code(doing: str, rank: int = -1) -> Iterator[None]:
     except (EchelonError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise UserError(rank, f"sys.exit({error.code!r}) was called while {doing}", traceback.format_exc()) from error
+        raise UserError(rank, f"sys.exit({error.code!r}) was called while {doing}", user_trace(error)) from error
     except Exception as error:
         if _is_out_of_memory(error):
             why = f"rank {rank} ran out of memory while {doing}" if rank >= 0 else f"memory ran out while {doing}"
             raise ConfigError(
                 "memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({_headline(error)})"
             ) from error
-        raise UserError(rank, f"{_headline(error)} (while {doing})", traceback.format_exc()) from error
+        raise UserError(rank, f"{_headline(error)} (while {doing})", user_trace(error)) from error
+
+
+def user_trace(error: BaseException) -> str:
+    """The traceback without Echelon's own frames, where any other is left: what the user can mend comes first."""
+    told = traceback.TracebackException.from_exception(error)
+    theirs = [frame for frame in told.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
+    if theirs or isinstance(error, SyntaxError):
+        told.stack = traceback.StackSummary.from_list(theirs)
+    return "".join(told.format())
 
 
 def _headline(error: BaseException) -> str:

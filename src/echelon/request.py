@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from echelon.errors import ConfigError, UserError
+from echelon.errors import ConfigError, UserError, user_trace
 from echelon.job import Job
 from echelon.randomness import Generators
 
@@ -82,7 +81,7 @@ def import_file(file: str, rank: int) -> Any:
         raise
     except BaseException as error:
         del sys.modules[MODULE]
-        trace = traceback.format_exc()
+        trace = user_trace(error)
         raise UserError(rank, f"{file} did not import: {type(error).__name__}: {error}", trace) from error
     return module
 

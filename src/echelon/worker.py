@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, PeerLost
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
 from echelon.progress import progress
@@ -139,6 +139,10 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
         line = TerminalLine(stopping, rank)
         try:
             return run_one(request, place, meeting, lambda: job, line)
+        except PeerLost as error:
+            # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
+            sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")
+            raise SystemExit(error.exit_code) from None
         finally:
             line.close()
 

@@ -140,7 +140,7 @@ def test_state_is_named_by_parameter_never_by_number(tmp_path):
 def test_a_schedule_moves_once_a_step_also_when_nothing_is_applied():
     module, update = build(OPTIMIZERS["sgd"], SCHEDULES["lambda"])
     step(module, update, 0)
-    update.advance()
+    update.skip()
     assert update.schedule.get_last_lr() == [0.05 / 3]
 
 

@@ -139,7 +139,7 @@ class Replicated:
         )
 
     def _skip(self, agreed: Agreed, stop: bool) -> Skipped:
-        self._update.advance()
+        self._update.skip()
         self.committed += 1
         return Skipped(reason="the total weight is 0", losses=agreed.losses, sent_bytes=agreed.sent_bytes, stop=stop)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -60,11 +61,16 @@ class Update:
                 torch._foreach_mul_(list(gradients.values()), scale.to(torch.float32))
         with users_code("stepping the optimizer"):
             self.optimizer.step()
-        self.advance()
+        self._advance()
         return norm
 
-    def advance(self) -> None:
-        """A committed step moves the schedule on, also one that was skipped."""
+    def skip(self) -> None:
+        """A committed step moves the schedule on, also one that updates nothing."""
+        with warnings.catch_warnings():  # torch warns of a schedule that is stepped before the optimizer
+            warnings.filterwarnings("ignore", message="Detected call of")
+            self._advance()
+
+    def _advance(self) -> None:
         if self.schedule is not None:
             with users_code("stepping the schedule"):
                 self.schedule.step()

@@ -150,7 +150,6 @@ class _Loop:
             outcome = yield from self._attempt(turn)
             while isinstance(outcome, Again):
                 outcome = yield from self._attempt(turn)
-            self._after(turn, outcome)
             if self._one_epoch and turn.step.number % self._parts.course.steps_per_epoch == 0:
                 return
 
@@ -201,8 +200,11 @@ class _Loop:
         except Diverged:
             self._session.save_before_failing()
             raise
+        if not isinstance(self._outcome, Again):
+            self._after(self._turn, self._outcome)
 
     def _after(self, turn: Turn, outcome: Applied | Skipped) -> None:
+        """At once, not when the next batch is asked for: the user's loop may end here."""
         now = time.perf_counter()
         seconds, self._before = now - self._before, now
         self._session.after(StepDone(step=turn.step, outcome=outcome, shares=turn.shares, seconds=seconds))

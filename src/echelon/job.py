@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     Metric = Callable[[nn.Module, Any], Mapping[str, tuple[Any, Any]]]
 
 
+ENDLESS = 2**31
+"""So many epochs has a loop of the user's own that decides itself when to end."""
+
+
 def _require(holds: bool, term: str, why: str) -> None:
     if not holds:
         raise ConfigError(term, why)

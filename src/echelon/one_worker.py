@@ -9,7 +9,7 @@ import torch
 
 from echelon.assemble import prepare
 from echelon.comm import Meeting, join, leave
-from echelon.errors import ConfigError, EchelonError, UserError, users_code
+from echelon.errors import ConfigError, Diverged, EchelonError, UserError, users_code
 from echelon.job import Job
 from echelon.own import Run, StopAsked
 from echelon.place import Place
@@ -38,7 +38,7 @@ def run_one(
             return _call_main(what, request, place, meeting, line, device)
         raise ConfigError("job", f"is {type(what).__name__} and must be an echelon.Job")
     except EchelonError as error:
-        raise _with_rank(error, place.rank) from error
+        raise _completed(error, place.rank, request.out) from error
     finally:
         leave()
 
@@ -95,7 +95,10 @@ def _call_main(
             run.session.close()
 
 
-def _with_rank(error: EchelonError, rank: int) -> EchelonError:
+def _completed(error: EchelonError, rank: int, run: str) -> EchelonError:
+    """The error with what only this level knows: the rank, and the run folder that can be looked at."""
+    if isinstance(error, Diverged):
+        return Diverged(error.step, error.why.replace("echelon replay RUN", f"echelon replay {run}"), error.rank)
     if isinstance(error, UserError) and error.rank < 0:
         return UserError(rank, error.why, error.trace)
     return error

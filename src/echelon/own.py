@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from echelon.agree import Again, Applied, Skipped
 from echelon.assemble import Prepared, prepare_module
 from echelon.errors import ConfigError, Diverged, UserError
-from echelon.job import Job
+from echelon.job import ENDLESS, Job
 from echelon.layout import SliceLoss, StepResult
 from echelon.loop import StepDone, Turn
 from echelon.plan import Plan
@@ -72,7 +72,8 @@ class Run:
     ) -> tuple[nn.Module, OwnOptimizer, Iterable[Any]]:
         """The model on this worker's device, an optimizer whose `step` commits, and this worker's batches.
 
-        One pass over the batches is the whole training when `steps` or `epochs` is given; otherwise it is one epoch.
+        One pass over the batches is the whole training when `steps` or `epochs` is given; otherwise the n-th pass is
+        the n-th epoch, or after a resume what is left of it.
         """
         if self.session is not None:
             raise ConfigError("prepare", "was called twice; one run trains one model")
@@ -84,7 +85,7 @@ class Run:
             optimizer=make_optimizer,
             batch=batch,
             steps=steps,
-            epochs=2**31 if endless else epochs,
+            epochs=ENDLESS if endless else epochs,
             slices=slices,
             seed=seed,
             clip=clip,
@@ -134,6 +135,7 @@ class _Loop:
         self._parts = session.parts
         self._rank = rank
         self._one_epoch = one_epoch
+        self._passes = 0
         self._before = 0.0
         self._turn: Turn | None = None
         self._result = StepResult()
@@ -146,12 +148,14 @@ class _Loop:
         if not self._before:
             self._session.begin()
             self._before = time.perf_counter()
+        self._passes += 1
+        last = self._passes * self._parts.course.steps_per_epoch if self._one_epoch else self._parts.course.total
         for turn in self._parts.turns():
+            if turn.step.number > last:
+                return
             outcome = yield from self._attempt(turn)
             while isinstance(outcome, Again):
                 outcome = yield from self._attempt(turn)
-            if self._one_epoch and turn.step.number % self._parts.course.steps_per_epoch == 0:
-                return
 
     def _attempt(self, turn: Turn) -> Generator[Any, None, Applied | Skipped | Again]:
         work, agreement = self._parts.microbatches, self._parts.agreement

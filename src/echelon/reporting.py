@@ -32,14 +32,20 @@ class Reporter:
         self._log = EventLog(run / "events.jsonl") if rank == 0 else None
         self._line = line
         self._shown = 0.0
+        self._waiting: Event | None = None
 
     def __call__(self, record: Event, *, important: bool = True) -> None:
         if self._log is None:
             return
         self._log(record)
-        if important or record["time"] - self._shown >= SHOW_EVERY_S:
-            self._shown = record["time"]
-            self._line.show(record)
+        if not important and record["time"] - self._shown < SHOW_EVERY_S:
+            self._waiting = record
+            return
+        if important and self._waiting is not None and record["event"] != "step":
+            self._line.show(self._waiting)  # so that nobody sees a checkpoint of a step they have not seen
+        self._waiting = None
+        self._shown = record["time"]
+        self._line.show(record)
 
     def close(self) -> None:
         if self._log is not None:

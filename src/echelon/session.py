@@ -18,6 +18,7 @@ from echelon.checkpoint import digest, write_model
 from echelon.comm import Group
 from echelon.errors import ConfigError, Diverged
 from echelon.events import Event, event, rewind
+from echelon.job import ENDLESS
 from echelon.loop import StepDone, train
 from echelon.place import arithmetic
 from echelon.plan import Plan
@@ -93,14 +94,15 @@ class Session:
             write_job(self._run, describe(self._request, prepared, hosts))
         for message in resumed.messages:
             self._report(event("warning", message=message))
+        endless = prepared.job.epochs == ENDLESS
         start = event(
             "start",
             plan=str(Plan.parse(self._request.plan)),
             workers=self._group.size,
-            steps=course.total,
+            steps=None if endless else course.total,
             run=str(self._run),
             exact=self._request.exact,
-            samples_total=course.samples_before(course.total + 1),
+            samples_total=None if endless else course.samples_before(course.total + 1),
             parameters=sum(p.numel() for p in prepared.module.parameters()),
             batch=prepared.job.batch,
             slices=prepared.job.slices,
@@ -236,7 +238,7 @@ def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]]) 
         "seed": prepared.job.seed,
         "batch": prepared.job.batch,
         "slices": prepared.job.slices,
-        "steps": prepared.course.total,
+        "steps": None if prepared.job.epochs == ENDLESS else prepared.course.total,
         "samples_in_dataset": prepared.course.size,
         "source": request.source,
         "versions": hosts[0]["arithmetic"],

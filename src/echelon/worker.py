@@ -50,7 +50,14 @@ def run_worker(start: WorkerStart) -> int:
 
 
 def run_with(job: Any) -> Callable[[WorkerStart], int]:
-    """The worker function of a fork of the process that holds the job."""
+    """The worker function of a fork of the process that holds the job.
+
+    What every worker would import at its first step is imported here, once, before the forks.
+    """
+    import torch._dynamo
+
+    import echelon.one_worker  # noqa: F401
+
     return lambda start: _run(start, lambda: job, forked=True)
 
 

@@ -54,7 +54,7 @@ def run_with(job: Any) -> Callable[[WorkerStart], int]:
 
     What every worker would import at its first step is imported here, once, before the forks.
     """
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     import echelon.one_worker  # noqa: F401
 

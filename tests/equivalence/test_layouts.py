@@ -75,6 +75,22 @@ def test_assembling_again_around_the_same_model_leaves_no_hooks_behind(alone):
     assert second.restore(state).run(4).digest() == alone("dense")
 
 
+def test_the_grid_follows_small_gradients_and_is_part_of_the_state():
+    """Gradients around 2**-12: a grid of spacing 2**-40 holds them, but not all their bits."""
+
+    def make():
+        return job(loss=lambda model, batch: classify(model, batch) / 512, clip=None)
+
+    never_stopped = Fleet(make, 1).run()
+    first = Fleet(make, 2).run(1, 4)
+    state = first.export()
+    (k,) = state.values["grid"]
+    assert k > 45
+    assert Fleet(make, 3).restore(state).run(5).digest() == never_stopped.digest()
+    state.values["grid"] = [40]
+    assert Fleet(make, 3).restore(state).run(5).digest() != never_stopped.digest()
+
+
 def test_another_seed_gives_other_bits(alone):
     assert Fleet(lambda: JOBS["dense"](seed=12), 1).run().digest() != alone("dense")
 

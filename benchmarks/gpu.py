@@ -50,7 +50,7 @@ class Quiet:
 
 
 def make_job() -> Job:
-    job = gpt.make_job(**SHAPE, dropout=0.0, batch=BATCH, steps=10**6, slices=1, precision="bf16", compiled=True)
+    job = gpt.make_job(**SHAPE, dropout=0.0, batch=BATCH, steps=10**6, precision="bf16", compiled=True)
     fields = {name: getattr(job, name) for name in job.__dataclass_fields__}
     return Job(**{**fields, "optimizer": make_optimizer, "evaluate": None, "checkpoint_every": None})
 
@@ -73,7 +73,7 @@ def hand_written(device: torch.device) -> Iterator[None]:
         order = torch.randperm(size)
         for start in range(0, size - BATCH + 1, BATCH):
             ids = order[start : start + BATCH]
-            batch = {name: column[ids].to(device, non_blocking=True) for name, column in columns.items()}
+            batch = {name: column[ids].pin_memory().to(device, non_blocking=True) for name, column in columns.items()}
             optimizer.zero_grad()
             with torch.autocast(device.type, torch.bfloat16):
                 loss = gpt.loss(compiled, batch)

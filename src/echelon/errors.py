@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 _PACKAGE = str(Path(__file__).parent)
+TRACE_BEGINS = "Traceback (most recent call last):"  # left out by Python where no frame is left
 
 
 class EchelonError(Exception):
@@ -246,7 +247,8 @@ def user_trace(error: BaseException) -> str:
     theirs = [frame for frame in told.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
     if theirs or isinstance(error, SyntaxError):
         told.stack = traceback.StackSummary.from_list(theirs)
-    return "".join(told.format())
+    text = "".join(told.format())
+    return text if TRACE_BEGINS in text else f"{TRACE_BEGINS}\n{text}"
 
 
 def _headline(error: BaseException) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import struct
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.agree.tail import Flag, Tail, TailShape, parts, read, write
+from echelon.agree.tail import Flag, Tail, TailShape, of_one, parts, read, write
 
 WIRES = [torch.float32, torch.float64]
 
@@ -24,8 +25,8 @@ def numbers(wire):
 
 
 @st.composite
-def steps(draw, wire):
-    ranks, slices = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+def steps(draw, wire, most_ranks=5):
+    ranks, slices = draw(st.integers(1, most_ranks)), draw(st.integers(1, 9))
     parameters, extras = draw(st.integers(1, 4)), draw(st.integers(0, 3))
     rows, width = draw(st.sampled_from([(0, 0), (slices, 3)]))
     shape = TailShape(slices=slices, ranks=ranks, extras=extras, parameters=parameters, rows=rows, row_width=width)
@@ -76,6 +77,20 @@ def test_what_each_wrote_all_read(wire, data):
     assert [[bits(x) for x in row] for row in agreed.extras] == [[bits(x) for x in tail.extras] for tail in tails]
     assert list(agreed.present) == [any(column) for column in zip(*(tail.present for tail in tails), strict=True)]
     assert torch.equal(agreed.rows.reshape(values.shape), values)
+
+
+@given(data=st.data())
+def test_a_worker_that_is_alone_agrees_on_what_would_have_travelled(data):
+    shape, (tail,), _, values = data.draw(steps(torch.float64, most_ranks=1))
+    travelled, alone = read(shape, summed(torch.float64, shape, [tail])), of_one(tail, shape)
+    assert [[bits(x) for x in pair] for pair in alone.losses] == [[bits(x) for x in pair] for pair in travelled.losses]
+    assert alone.flags == travelled.flags
+    assert alone.sent_bytes == travelled.sent_bytes
+    assert alone.extras.shape == travelled.extras.shape
+    assert np.array_equal(alone.extras, travelled.extras, equal_nan=True)
+    assert alone.present == travelled.present
+    assert torch.equal(alone.rows, travelled.rows.reshape(values.shape))
+    assert not torch.signbit(alone.rows[alone.rows == 0]).any()
 
 
 @pytest.mark.parametrize("wire", WIRES)

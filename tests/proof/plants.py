@@ -123,13 +123,13 @@ def ignore_weights(put: Set) -> None:
 
 
 def step_schedule_by_worker(put: Set) -> None:
-    original = update.Update.advance
+    original = update.Update._advance
 
     def advance(self: Any) -> None:
         for _ in range(dist.get_world_size()):
             original(self)
 
-    put(update.Update, "advance", advance)
+    put(update.Update, "_advance", advance)
 
 
 def _after_finish(put: Set, change: Callable[[Any], None]) -> None:

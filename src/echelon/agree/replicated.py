@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from echelon.agree.grid import has_grid
 from echelon.agree.outcome import Again, Applied, Outcome, Skipped
 from echelon.agree.summation import FloatSum, GridSum
-from echelon.agree.tail import Agreed, Flag, Tail, TailShape, read, write
+from echelon.agree.tail import Agreed, Flag, Tail, TailShape, of_one, read, write
 from echelon.agree.update import Update
 from echelon.comm import Group
 from echelon.errors import ConfigError, Diverged, UserError
@@ -59,6 +59,7 @@ class Replicated:
         self._sent_before = 0
         self._result = StepResult()
         self._stop: Callable[[], bool] = lambda: False
+        self._alone: Agreed | None = None
         if exact:
             self._sum: FloatSum | GridSum = GridSum(self._parameters, group, self._tail_numel, slices)
         else:
@@ -78,7 +79,7 @@ class Replicated:
         )
 
     def _tail_numel(self, wire: torch.dtype, extras: int) -> int:
-        return self._tail_shape(extras).numel(wire)
+        return self._tail_shape(extras).numel(wire) if self._group.size > 1 else 0
 
     def begin(self, _step: Step, result: StepResult, stop: Callable[[], bool]) -> None:
         """Open the step. `result` is filled by the executor while it runs; `stop` is asked when the last bucket
@@ -106,12 +107,15 @@ class Replicated:
             rows=self._statistics.rows,
         )
         self._sent_before = self._group.meter.sent_bytes + pending_bytes
-        write(tail, self._shape, self._group.rank, self._sum.tail)
+        if self._group.size == 1:
+            self._alone = of_one(tail, self._shape)
+        else:
+            write(tail, self._shape, self._group.rank, self._sum.tail)
 
     def commit(self, step: Step, shares: Sequence[range]) -> Outcome:
         """Agree, then apply one update on every worker or nothing anywhere."""
         self._sum.close()
-        agreed = read(self._shape, self._sum.tail)
+        agreed = self._alone or read(self._shape, self._sum.tail)
         flags = functools.reduce(operator.or_, agreed.flags)
         if flags & Flag.MEANS and flags & Flag.SUMS:
             raise UserError(self._group.rank, MIXED_LOSS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -61,9 +61,9 @@ def parts(wire: torch.dtype) -> int:
 
 @dataclass(kw_only=True)
 class Tail:
-    """One worker's entries before the sum, everybody's after it. Numbers may still be on their way from a GPU."""
+    """One worker's entries before the sum. A loss may still be on its way from a GPU: `float` waits for it."""
 
-    losses: list[tuple[int, Tensor | float, Tensor | float]]
+    losses: Sequence[tuple[int, SupportsFloat, SupportsFloat]]
     flags: int
     sent_bytes: int
     extras: Sequence[float]
@@ -87,24 +87,38 @@ def write(tail: Tail, shape: TailShape, rank: int, into: Tensor) -> None:
     """Fill this worker's places of the flat tail `into`, zero elsewhere."""
     doubles = np.zeros(shape.doubles)
     for index, total, weight in tail.losses:
-        doubles[2 * index] = _number(total)
-        doubles[2 * index + 1] = _number(weight)
+        doubles[2 * index : 2 * index + 2] = float(total), float(weight)
     start = 2 * shape.slices + rank * (2 + shape.extras)
     doubles[start : start + 2 + shape.extras] = (tail.flags, tail.sent_bytes, *tail.extras)
-    width = shape.doubles * parts(into.dtype)
-    if into.device.type == "cpu":
-        _encode_on_host(doubles, into[:width].numpy())
-        into[width : width + shape.parameters].numpy()[:] = tail.present
-    else:
-        _encode_on_device(_with_device_losses(torch.from_numpy(doubles).to(into.device), tail), into[:width])
-        present = torch.tensor(tail.present, dtype=torch.float32)
-        into[width : width + shape.parameters].copy_(present.to(into.device))
+    width = shape.doubles * parts(into.dtype) + shape.parameters
+    head = into[:width] if into.device.type == "cpu" else torch.empty(width, dtype=into.dtype)
+    _encode(doubles, head.numpy()[: width - shape.parameters])
+    head.numpy()[width - shape.parameters :] = tail.present
+    if into.device.type != "cpu":
+        into[:width].copy_(head)
     if shape.rows:
-        place = into[width + shape.parameters :]
+        place = into[width:]
         if shape.wide_rows:
             _encode_on_device(tail.rows.flatten(), place)
         else:
             place.copy_(tail.rows.flatten())
+
+
+def of_one(tail: Tail, shape: TailShape) -> Agreed:
+    """What a worker that is alone agrees on: its own entries. Nothing travels, and a GPU is not waited for beyond its
+    losses.
+    """
+    losses = [(0.0, 0.0)] * shape.slices
+    for index, total, weight in tail.losses:
+        losses[index] = float(total) + 0.0, float(weight) + 0.0  # as a sum with zeros has it: a zero is never negative
+    return Agreed(
+        losses=tuple(losses),
+        flags=(tail.flags,),
+        sent_bytes=tail.sent_bytes,
+        extras=np.array([tail.extras], dtype=np.float64),
+        present=tuple(tail.present),
+        rows=tail.rows + 0.0,
+    )
 
 
 def read(shape: TailShape, summed: Tensor) -> Agreed:
@@ -132,22 +146,7 @@ def read(shape: TailShape, summed: Tensor) -> Agreed:
     )
 
 
-def _number(value: Tensor | float) -> float:
-    if isinstance(value, Tensor):
-        return 0.0 if value.device.type != "cpu" else value.item()
-    return value
-
-
-def _with_device_losses(values: Tensor, tail: Tail) -> Tensor:
-    """Put losses that live on a GPU in their places without waiting for them."""
-    for index, *pair in tail.losses:
-        for offset, number in enumerate(pair):
-            if isinstance(number, Tensor) and number.device.type != "cpu":
-                values[2 * index + offset].copy_(number.reshape(()))
-    return values
-
-
-def _encode_on_host(values: Doubles, into: np.ndarray[Any, Any]) -> None:
+def _encode(values: Doubles, into: np.ndarray[Any, Any]) -> None:
     if into.dtype == np.float64:
         into[:] = values
     else:

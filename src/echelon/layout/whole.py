@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from echelon.errors import ConfigError, UserError, users_code
+from echelon.layout.coming import fetch, send
 from echelon.layout.statistics import RunningStatistics
 from echelon.randomness import Generators, slice_seed
 from echelon.slices import Slice, Step
@@ -31,12 +32,12 @@ class Batches(Protocol):
 class SliceLoss:
     """The summed loss and the weight of a slice (or of several merged ones, under the first one's index).
 
-    Numbers, or on a GPU tensors that may still be computed. `value` is what backward starts from, `scale` its gradient.
+    A GPU may still be computing them; `float` waits. `value` is what backward starts from, `scale` its gradient.
     """
 
     index: int
-    total: Tensor | float
-    weight: Tensor | float
+    total: SupportsFloat
+    weight: SupportsFloat
     value: Tensor
     scale: float
 
@@ -131,10 +132,9 @@ class Microbatches:
         samples = last.stop - first.start
         scale = 1.0 if is_pair else samples / step.samples if scaled else float(samples)
         factor = 1.0 if is_pair else float(samples)
-        number = total.detach()
         loss = SliceLoss(
             index=first.index,
-            total=number.item() * factor if number.device.type == "cpu" else number.double() * factor,
+            total=fetch(total.detach(), factor),
             weight=_weight(weight, self._rank) if is_pair else float(samples),
             value=total,
             scale=scale,
@@ -206,9 +206,9 @@ class WholeModel:
             return self._loss(self._callable, batch)
 
 
-def _weight(weight: Any, rank: int) -> Tensor | float:
+def _weight(weight: Any, rank: int) -> SupportsFloat:
     if isinstance(weight, Tensor) and weight.numel() == 1:
-        return weight.detach()
+        return fetch(weight.detach())
     try:
         return float(weight)
     except (TypeError, ValueError) as error:
@@ -233,6 +233,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on `device`."""
     if device.type == "cpu":
         return batch
+    if isinstance(batch, Tensor):
+        return send(batch, device)
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):

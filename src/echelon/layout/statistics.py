@@ -9,6 +9,9 @@ of N batches so far) the rule is (N r + c b) / (N + c).
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -31,31 +34,30 @@ class RunningStatistics:
             for key in ("running_mean", "running_var", "num_batches_tracked")
         )
         self._norms = list(found.values())
-        self._widths = [norm.running_mean.numel() for norm in self._norms]
-        self.width = 2 * sum(self._widths) + len(self._norms)
+        self._pieces = [
+            size for norm in self._norms for size in (norm.running_mean.numel(), norm.running_mean.numel(), 1)
+        ]
+        self.width = sum(self._pieces)
+        ends = list(accumulate(self._pieces))
+        self._count_places = [end - 1 for end in ends[2::3]]
         device = self._norms[0].running_mean.device if self._norms else torch.device("cpu")
         wide = any(norm.running_mean.dtype == torch.float64 for norm in self._norms)
         dtype = torch.float64 if wide else torch.float32
         self.rows = torch.zeros(slices if self._norms else 0, self.width, device=device, dtype=dtype)
-        self._committed: list[tuple[Tensor, Tensor, int]] = []
+        self._committed: list[Tensor] = []
 
     def __bool__(self) -> bool:
         return bool(self._norms)
 
     def begin(self) -> None:
         """Start a step: remember the committed values, forget the last step's rows."""
-        self._committed = [
-            (norm.running_mean.clone(), norm.running_var.clone(), int(norm.num_batches_tracked)) for norm in self._norms
-        ]
+        self._committed = [buffer.clone() for norm in self._norms for buffer in _buffers(norm)]
         self.rows.zero_()
 
     def open(self) -> None:
         """Before a slice's forward: start from zero (a norm the user has frozen keeps its values and takes no part)."""
-        for norm in self._norms:
-            if norm.training:
-                norm.running_mean.zero_()
-                norm.running_var.zero_()
-                norm.num_batches_tracked.zero_()
+        if buffers := [buffer for norm in self._norms if norm.training for buffer in _buffers(norm)]:
+            torch._foreach_zero_(buffers)
 
     def close(self, index: int) -> None:
         """After a slice's forward: what it contributed becomes its row."""
@@ -69,26 +71,35 @@ class RunningStatistics:
     def end(self) -> None:
         """After the last slice: put the committed values back. Once: what is committed later stays."""
         committed, self._committed = self._committed, []
-        for norm, (mean, var, batches) in zip(self._norms, committed, strict=bool(committed)):
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(var)
-            norm.num_batches_tracked.fill_(batches)
+        if committed:
+            torch._foreach_copy_([buffer for norm in self._norms for buffer in _buffers(norm)], committed)
 
     def apply(self, rows: Tensor) -> None:
         """Commit every slice's contribution, in slice order."""
-        for row in rows:
-            start = 0
-            for norm, width in zip(self._norms, self._widths, strict=True):
-                mean, var, passes = torch.split(row[start : start + 2 * width + 1], [width, width, 1])
-                start += 2 * width + 1
-                count = int(passes)
-                if count == 0:
-                    continue
-                before = int(norm.num_batches_tracked)
-                for running, row_part in ((norm.running_mean, mean), (norm.running_var, var)):
-                    seen = row_part.to(running.dtype)
-                    if norm.momentum is None:
-                        running.mul_(before).add_(seen * count).div_(before + count)
-                    else:
-                        running.mul_((1.0 - norm.momentum) ** count).add_(seen)
-                norm.num_batches_tracked.fill_(before + count)
+        counts = rows[:, self._count_places].tolist()  # all at once: each look at a GPU's memory waits for it
+        for row, passes in zip(rows, counts, strict=True):
+            parts = row.split(self._pieces)
+            running, factors, seen = [], [], []
+            for norm, count, mean, var in zip(self._norms, passes, parts[::3], parts[1::3], strict=True):
+                if count and norm.momentum is None:
+                    _average(norm, mean, var, count)
+                elif count:
+                    running += [norm.running_mean, norm.running_var]
+                    factors += [(1.0 - norm.momentum) ** count] * 2
+                    seen += [mean.to(norm.running_mean.dtype), var.to(norm.running_var.dtype)]
+            if running:
+                torch._foreach_mul_(running, factors)
+                torch._foreach_add_(running, seen)
+            for norm, count in zip(self._norms, passes, strict=True):
+                norm.num_batches_tracked.add_(int(count))
+
+
+def _buffers(norm: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return norm.running_mean, norm.running_var, norm.num_batches_tracked
+
+
+def _average(norm: Any, mean: Tensor, var: Tensor, count: float) -> None:
+    """The cumulative average: `count` more batches beside those that are counted already."""
+    before = int(norm.num_batches_tracked)
+    for running, part in ((norm.running_mean, mean), (norm.running_var, var)):
+        running.mul_(before).add_(part.to(running.dtype) * count).div_(before + count)

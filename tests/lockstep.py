@@ -14,13 +14,20 @@ import torch
 from echelon.agree import Again, Applied, Skipped
 from echelon.assemble import Parts, assemble, prepare
 from echelon.checkpoint import digest
-from echelon.comm import Meter, Pending
+from echelon.comm import Meter
 from echelon.job import Job
 from echelon.layout import StepResult
 from echelon.plan import Plan
 from echelon.session import model_tensors
 from echelon.slices import assign
 from echelon.state import State
+
+
+class Summed:
+    """By the time anybody waits, everybody has spoken."""
+
+    def wait(self) -> None:
+        pass
 
 
 class LockstepGroup:
@@ -36,10 +43,10 @@ class LockstepGroup:
     def cost_of_sum(self, tensor: torch.Tensor) -> int:
         return tensor.nbytes if self.size > 1 else 0
 
-    def sum(self, tensor: torch.Tensor, during: str) -> Pending:
+    def sum(self, tensor: torch.Tensor, during: str) -> Summed:
         self.meter.add(self.cost_of_sum(tensor))
         self.waiting.append(tensor)
-        return Pending(None, during)
+        return Summed()
 
     def broadcast(self, tensor: torch.Tensor, during: str) -> None:
         raise AssertionError("nothing is broadcast in these tests")

@@ -8,10 +8,21 @@ import json
 import pytest
 
 from echelon import errors
-from echelon.errors import ConfigError, EchelonError, Stopped, UserError, decode, encode, users_code
+from echelon.errors import (
+    ConfigError,
+    EchelonError,
+    OutOfMemory,
+    Stopped,
+    Unwinding,
+    UserError,
+    decode,
+    encode,
+    users_code,
+)
 
 EXAMPLES = [
     (errors.ConfigError("batch", "is too small"), 2),
+    (errors.OutOfMemory("memory", "rank 1 ran out"), 2),
     (errors.OutOfMemoryPlan(2**31, 2**30), 2),
     (errors.UserError(1, "ValueError: no", "Traceback ..."), 3),
     (errors.Diverged(7, "the loss is nan", 2), 3),
@@ -20,6 +31,7 @@ EXAMPLES = [
     (errors.TooFewWorkers("1 of 4 left"), 76),
     (errors.PeerLost(3, "an all-reduce"), 76),
     (errors.Timeout("joining", 3.5), 76),
+    (errors.OutOfStep(0, "a sum", 1, "a broadcast"), 3),
     (errors.StorageFailed("/x", "full"), 77),
     (errors.CheckpointCorrupt("/x", "a hash differs"), 78),
     (errors.Bug(0, "KeyError", "Traceback ..."), 1),
@@ -111,11 +123,12 @@ def test_memory_that_ran_out_says_what_to_do(error):
         raise error
 
     found = raised_by(user)
-    assert type(found) is ConfigError
+    assert type(found) is OutOfMemory
+    assert isinstance(found, ConfigError)
     assert "microbatch" in found.why
 
 
-@pytest.mark.parametrize("error", [ConfigError("a", "b"), KeyboardInterrupt(), Stopped(1, "x")])
+@pytest.mark.parametrize("error", [ConfigError("a", "b"), Unwinding(), Stopped(1, "x")])
 def test_what_has_its_own_meaning_passes_through(error):
     with pytest.raises(type(error)) as caught, users_code("making the model"):
         raise error

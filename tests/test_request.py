@@ -9,7 +9,7 @@ import pytest
 
 from echelon.errors import ConfigError, UserError
 from echelon.job import Job
-from echelon.request import MODULE, Request, Source, import_file, names_bound_on_import
+from echelon.request import MODULE, Request, Script, Source, import_file
 
 JOB = "echelon.Job(model=list, loss=max, data=[1], optimizer=list, batch=8, steps=1)"
 
@@ -123,4 +123,32 @@ def test_modules_beside_the_file_can_be_imported(write, tmp_path):
     ],
 )
 def test_names_that_an_import_binds(text, names):
-    assert names_bound_on_import(text) == names
+    assert Script.read(text.encode()).names == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "job = 1\nif __name__ == '__main__':\n job = 2",
+        "job = 1\nif __name__ == '__main__':\n for job in x: pass",
+        "job = 1\nif __name__ == '__main__':\n with f() as job: pass",
+        "job = 1\nif __name__ == '__main__':\n def job(): pass",
+        "job = 1\ndef sweep():\n global job\n job = 2",
+    ],
+)
+def test_a_name_that_is_bound_anew_when_the_file_runs_is_not_what_an_import_finds(text):
+    assert "job" not in Script.read(text.encode()).names
+
+
+def test_the_lines_that_an_import_leaves_out():
+    text = b"a = 1\nif __name__ == '__main__':\n    b = 2\n    f(\n        c)\nelse:\n    d = 3\n"
+    assert Script.read(text).guarded == (range(3, 6),)
+
+
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbfjob = 1", "# coding: latin-1\njob = '\u00fc'".encode("latin-1")])
+def test_a_file_in_any_encoding_that_python_reads(text):
+    assert Script.read(text).names == {"job"}
+
+
+def test_a_file_without_the_usual_ending_can_be_imported(write):
+    assert import_file(write("job = 1", "script"), 0).job == 1

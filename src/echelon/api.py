@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from importlib import import_module
+from operator import index
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from echelon.errors import ConfigError, Stopped, StorageFailed
+from echelon.errors import Bug, ConfigError, Stopped, UserError
 from echelon.events import Event
 from echelon.fleet import PRELOAD, Start
 from echelon.fleet import launch as run_workers
 from echelon.job import Job
 from echelon.plan import Plan
+from echelon.plan.available import check_available
 from echelon.progress import progress
-from echelon.request import Request, Source, names_bound_on_import
+from echelon.request import Request, Script, Source
 from echelon.result import Result
+from echelon.runs import claim
 
 if TYPE_CHECKING:
     from echelon.own import Run
@@ -49,7 +53,9 @@ def train(
         raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
     source = find_source(job)
     request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume)
-    return _checked(_join_or_start(request, job, workers, port, show))
+    result = _join_or_start(request, job, workers, port, show)
+    assert result is not None, "a job always has a result"
+    return result
 
 
 def launch(
@@ -95,7 +101,7 @@ def train_file(
     started: float | None = None,
 ) -> Result | None:
     """Train the job that a file defines. This process does not import it, the workers do; unless torchrun has started
-    it as a worker. The result is rank 0's.
+    it as a worker. The result is rank 0's; None on other ranks, and for a loop of one's own that prepared nothing.
     """
     from echelon.worker import be_inside, rank_around_us, workers_around_us
 
@@ -103,16 +109,11 @@ def train_file(
     request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume, started=started)
     around = workers_around_us()
     if around is None:
-        return _checked(start(request, None, workers, port, show))
+        return start(request, None, workers, port, show)
     _check_workers(workers, around)
     be_inside()
     result = _join(request, source.load(rank_around_us()), around, workers)
     return result if rank_around_us() == 0 else None
-
-
-def _checked(result: Result | None) -> Result:
-    assert result is not None, "a job always has a result"
-    return result
 
 
 def _join_or_start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
@@ -127,12 +128,15 @@ def _join_or_start(request: Request, what: Any, workers: Workers, port: int | No
 def start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
     """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
     count = count_workers(workers)
-    Plan.parse(request.plan).resolve(count)
-    open_run(Path(request.out))
-    screen = None if show else progress(sys.stdout)
-    watch = show or screen
-    assert watch is not None
-    try:
+    plan = Plan.parse(request.plan)
+    check_available(plan)
+    plan.resolve(count)
+    if isinstance(what, Job):
+        from echelon.assemble import check_plan
+
+        check_plan(what, plan, count, request.exact)
+    with claim(request.out, request.name, resume=request.resume) as run, _watching(show) as watch:
+        request = replace(request, out=str(run))
         results = run_workers(
             Start(
                 entry="echelon.worker:run_worker" if request.source else _forked(what),
@@ -144,10 +148,27 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
             ),
             watch,
         )
+    return to_result(results[0])
+
+
+@contextmanager
+def _watching(show: Show | None) -> Iterator[Show]:
+    """Whoever wants to know what happens, or the display; what the user's code raised is shown with its traceback."""
+    screen = None if show else progress(sys.stdout)
+    try:
+        yield show or screen or (lambda _: None)
+    except (UserError, Bug) as error:
+        raise error from (WorkerTrace(error.trace) if error.trace else None)
     finally:
         if screen is not None:
             screen.close()
-    return to_result(results[0])
+
+
+class WorkerTrace(Exception):
+    """A traceback from a worker, which Python prints above the error it led to."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
 
 
 def _port_wanted() -> int | None:
@@ -168,9 +189,11 @@ def _join(request: Request, what: Any, around: int, workers: Workers) -> Result 
     from echelon.worker import rank_around_us, run_joined
 
     _check_workers(workers, around)
-    if rank_around_us() == 0:
-        open_run(Path(request.out))
-    return to_result(run_joined(request, what))
+    check_available(Plan.parse(request.plan))
+    if rank_around_us() != 0:
+        return to_result(run_joined(replace(request, out=""), what))
+    with claim(request.out, request.name, resume=request.resume) as run:
+        return to_result(run_joined(replace(request, out=str(run)), what))
 
 
 def _check_workers(workers: Workers, around: int) -> None:
@@ -196,10 +219,11 @@ def count_workers(workers: Workers) -> int:
             low, colon, high = workers.partition(":")
             bounds = (int(low), int(high)) if colon else (1, int(low))
         elif isinstance(workers, tuple):
-            bounds = (int(workers[0]), int(workers[1]))
+            least, most = workers
+            bounds = (index(least), index(most))
         else:
-            bounds = (1, int(workers))
-    except (TypeError, ValueError, IndexError) as error:
+            bounds = (1, index(workers))
+    except (TypeError, ValueError) as error:
         raise ConfigError("workers", f"must be a number, or MIN:N; got {workers!r}") from error
     if not 1 <= bounds[0] <= bounds[1]:
         raise ConfigError("workers", f"must be at least 1, and MIN at most N; got {workers!r}")
@@ -215,12 +239,29 @@ def find_source(what: object) -> Source | None:
     if main is None or file is None or not Path(file).is_file() or getattr(main, "__spec__", None) is not None:
         return None
     held = [name for name, value in vars(main).items() if value is what]
-    imported = names_bound_on_import(Path(file).read_text()) if held else set()
-    return next((Source(file=str(Path(file).resolve()), name=name) for name in held if name in imported), None)
+    if not held:
+        return None
+    script = Script.read(Path(file).read_bytes())
+    line = _line_of(main)
+    if line is not None and not any(line in lines for lines in script.guarded):
+        return None  # an import would come by here again, and start workers of its own
+    return next((Source(file=str(Path(file).resolve()), name=name) for name in held if name in script.names), None)
+
+
+def _line_of(module: ModuleType) -> int | None:
+    """Which line of the module itself is being executed now."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (frame.f_globals is vars(module) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else None
 
 
 def name_of(source: Source | None) -> str:
-    return re.sub(r"[^\w.-]", "-", Path(source.file).stem) if source else "job"
+    """What a run folder is called by: the file, and the job's name where it is not just `job`."""
+    if source is None:
+        return "job"
+    stem = Path(source.file).stem
+    return re.sub(r"[^\w.-]", "-", stem if source.name in (None, "job", "main") else f"{stem}-{source.name}")
 
 
 def make_request(
@@ -233,34 +274,16 @@ def make_request(
     resume: bool,
     started: float | None = None,
 ) -> Request:
-    """Parse the plan, find the run folder: the values that every worker is given."""
+    """Parse the plan, check the options: the values that every worker is given."""
     if steps is not None and (isinstance(steps, bool) or steps < 1):
         raise ConfigError("steps", f"must be a whole number, at least 1; got {steps!r}")
-    folder = Path(out) if out is not None else _default_folder(name_of(source), resume)
     return Request(
         plan=str(Plan.of(plan)),
         exact=exact,
         steps=steps,
-        out=str(folder),
+        out=str(out) if out is not None else "",
+        name=name_of(source),
         resume=resume,
         started=started or time.time(),
         source={"file": source.file, "name": source.name} if source else None,
     )
-
-
-def _default_folder(name: str, resume: bool) -> Path:
-    """A new folder, named by the time; to resume, the newest of that name."""
-    runs = Path("runs")
-    earlier = sorted(runs.glob(f"{name}-[0-9]*-[0-9]*")) if resume else []
-    return earlier[-1] if earlier else runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name for people
-
-
-def open_run(run: Path) -> None:
-    """Make the run folder. Whatever is in it stays there until all workers are ready (see reporting.set_aside)."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        probe = run / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StorageFailed(str(run), f"{error.strerror or error}; choose a writable folder with --out") from error

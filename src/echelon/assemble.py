@@ -26,10 +26,9 @@ from echelon.layout import Microbatches, RunningStatistics, WholeModel, build_mo
 from echelon.layout.evaluation import Evaluation
 from echelon.loop import Turn
 from echelon.plan import Plan
+from echelon.plan.available import check_available
 from echelon.randomness import Generators, derive
 from echelon.slices import Course, assign
-
-AVAILABLE = frozenset({"dp"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +66,7 @@ class Parts:
 
 def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
     """The plan on so many workers, or the term that cannot work and why."""
-    for feature, term in plan.terms().items():
-        if feature not in AVAILABLE:
-            raise ConfigError(term, "is not available yet; dp is")
+    check_available(plan)
     if workers > job.slices:
         raise ConfigError(
             "workers",

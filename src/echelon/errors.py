@@ -16,6 +16,8 @@ class EchelonError(Exception):
     """Base of everything Echelon raises on purpose. `exit_code` is what the command line returns for it."""
 
     exit_code: ClassVar[int] = 1
+    shared: ClassVar[bool] = False
+    """Whether every worker comes to it alike, so that one may speak for all."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -34,6 +36,7 @@ class ConfigError(EchelonError):
     """A job, a plan or an option that cannot work. `term` is the word at fault."""
 
     exit_code = 2
+    shared = True
     term: str
     why: str
 
@@ -42,6 +45,12 @@ class ConfigError(EchelonError):
 
     def describe(self) -> str:
         return f"{self.term}: {self.why}"
+
+
+class OutOfMemory(ConfigError):
+    """Memory ran out on one worker: what was asked for does not fit."""
+
+    shared = False
 
 
 class OutOfMemoryPlan(EchelonError):
@@ -77,6 +86,7 @@ class Diverged(EchelonError):
     """The loss or a gradient stopped being a number; nothing of that step was applied."""
 
     exit_code = 3
+    shared = True
     step: int
     why: str
     rank: int
@@ -105,6 +115,7 @@ class Stopped(EchelonError, SystemExit):
     """Training was asked to stop and can be resumed. Uncaught, it ends a script quietly with exit code 75."""
 
     exit_code = 75
+    shared = True
     step: int
     run: str
 
@@ -158,6 +169,25 @@ class Timeout(EchelonError):
 
     def describe(self) -> str:
         return f"{self.op} did not finish within {self.seconds:g} s"
+
+
+class OutOfStep(EchelonError):
+    """Workers are in different operations at the same point, and none of them would ever end."""
+
+    exit_code = 3
+    rank: int
+    during: str
+    other: int
+    other_during: str
+
+    def __init__(self, rank: int, during: str, other: int, other_during: str) -> None:
+        super().__init__(rank=rank, during=during, other=other, other_during=other_during)
+
+    def describe(self) -> str:
+        return (
+            f"rank {self.rank} is in {self.during} and rank {self.other} in {self.other_during}: "
+            "every worker must take the same steps; does a loop, or a condition, end earlier on one of them?"
+        )
 
 
 class StorageFailed(EchelonError):
@@ -228,17 +258,21 @@ def users_code(doing: str, rank: int = -1) -> Iterator[None]:
     """
     try:
         yield
-    except (EchelonError, KeyboardInterrupt):
+    except (EchelonError, Unwinding):
         raise
     except SystemExit as error:
         raise UserError(rank, f"sys.exit({error.code!r}) was called while {doing}", user_trace(error)) from error
-    except Exception as error:
+    except BaseException as error:
         if _is_out_of_memory(error):
             why = f"rank {rank} ran out of memory while {doing}" if rank >= 0 else f"memory ran out while {doing}"
-            raise ConfigError(
-                "memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({_headline(error)})"
+            raise OutOfMemory(
+                "memory", f"{why}; use more workers, a smaller batch, or microbatch= in the job ({headline(error)})"
             ) from error
-        raise UserError(rank, f"{_headline(error)} (while {doing})", user_trace(error)) from error
+        raise UserError(rank, f"{headline(error)} (while {doing})", user_trace(error)) from error
+
+
+class Unwinding(BaseException):
+    """Ours, on its way through the user's code; not an Exception, so that no `except` of theirs eats it."""
 
 
 def user_trace(error: BaseException) -> str:
@@ -251,14 +285,18 @@ def user_trace(error: BaseException) -> str:
     return text if TRACE_BEGINS in text else f"{TRACE_BEGINS}\n{text}"
 
 
-def _headline(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+def headline(error: BaseException) -> str:
+    """The error in one line; also of one that cannot say what it is."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001  its `__str__` is the user's code
+        lines = []
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or "can't allocate memory" in headline(error)
     )

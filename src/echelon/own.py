@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from echelon.agree import Again, Applied, Skipped
 from echelon.assemble import Prepared, prepare_module
-from echelon.errors import ConfigError, Diverged, UserError
+from echelon.errors import ConfigError, Diverged, Unwinding, UserError
 from echelon.job import ENDLESS, Job
 from echelon.layout import SliceLoss, StepResult
 from echelon.loop import StepDone, Turn
@@ -31,10 +31,8 @@ from echelon.plan import Plan
 from echelon.session import Open, Session
 
 
-class StopAsked(BaseException):
-    """Unwinds the user's loop when training was asked to stop; not an Exception, so that no `except` of theirs eats
-    it.
-    """
+class StopAsked(Unwinding):
+    """Unwinds the user's loop when training was asked to stop."""
 
 
 class Run:

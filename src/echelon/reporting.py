@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from echelon.errors import ConfigError, StorageFailed
+from echelon.errors import StorageFailed
 from echelon.events import Event, EventLog
 
 SHOW_EVERY_S = 0.1
@@ -50,21 +50,6 @@ class Reporter:
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
-
-
-def set_aside(run: Path) -> Path | None:
-    """Move an earlier run out of the way, never mix with or delete it; where it is now. The folder is there, empty."""
-    if not any((run / part).exists() for part in ("events.jsonl", "checkpoints", "job.json")):
-        return None
-    if run.name in ("", ".."):
-        raise ConfigError("out", f"{run} holds an earlier run; go on with --resume, or name another folder")
-    try:
-        moved = next(p for n in range(1, 10**6) if not (p := run.with_name(f"{run.name}.{n}")).exists())
-        run.rename(moved)
-        run.mkdir()
-    except OSError as error:
-        raise StorageFailed(str(run), f"the earlier run there cannot be moved: {error.strerror or error}") from error
-    return moved
 
 
 def write_job(run: Path, record: dict[str, Any]) -> None:

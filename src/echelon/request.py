@@ -6,10 +6,11 @@ import ast
 import importlib.util
 import sys
 from dataclasses import asdict, dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from echelon.errors import ConfigError, UserError, user_trace
+from echelon.errors import ConfigError, UserError, headline, user_trace
 from echelon.job import Job
 from echelon.randomness import Generators
 
@@ -66,55 +67,74 @@ def import_file(file: str, rank: int) -> Any:
     if MODULE in sys.modules and sys.modules[MODULE].__file__ == file:
         return sys.modules[MODULE]
     Generators.of().set(IMPORT_SEED)
-    spec = importlib.util.spec_from_file_location(MODULE, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError("file", f"{file} is no Python file")
+    loader = SourceFileLoader(MODULE, file)
+    spec = importlib.util.spec_from_file_location(MODULE, file, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     folder = str(Path(file).parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except (ConfigError, KeyboardInterrupt):
         del sys.modules[MODULE]
         raise
     except BaseException as error:
         del sys.modules[MODULE]
         trace = user_trace(error)
-        raise UserError(rank, f"{file} did not import: {type(error).__name__}: {error}", trace) from error
+        raise UserError(rank, f"{file} did not import: {headline(error)}", trace) from error
     return module
 
 
-def names_bound_on_import(text: str) -> set[str]:
-    """The module-level names that importing a file binds: not those under `if __name__ == "__main__":`."""
-    bound: set[str] = set()
-    waiting: list[ast.AST] = list(ast.parse(text).body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and any(
-            isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)
-        ):
-            waiting += node.orelse
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            waiting += ast.iter_child_nodes(node)
-    return bound
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What importing a file would do, told from its text: the names it binds and never binds anew when it is run as a
+    script, and the lines that an import leaves out.
+    """
+
+    names: frozenset[str]
+    guarded: tuple[range, ...]
+
+    @classmethod
+    def read(cls, text: bytes) -> Script:
+        bound: set[str] = set()
+        rebound: set[str] = set()
+        guarded: list[range] = []
+        tree = ast.parse(text)
+        waiting: list[tuple[ast.AST, set[str]]] = [(node, bound) for node in tree.body]
+        while waiting:
+            node, names = waiting.pop()
+            if isinstance(node, ast.If) and any(
+                isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)
+            ):
+                guarded.append(range(node.body[0].lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1))
+                waiting += [(child, rebound) for child in node.body] + [(child, names) for child in node.orelse]
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.alias):
+                names.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif not isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+                waiting += [(child, names) for child in ast.iter_child_nodes(node)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                rebound.update(node.names)
+        return cls(names=frozenset(bound - rebound), guarded=tuple(guarded))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One training run, as every worker is told of it. `record`: a folder to write each step's tensors to (verify)."""
+    """One training run, as every worker is told of it. `out` is its folder (empty: rank 0 knows), `name` what a folder
+    for it is called by. `record`: a folder to write each step's tensors to (verify).
+    """
 
     plan: str = "dp"
     exact: bool = False
     steps: int | None = None
     out: str = ""
+    name: str = "job"
     resume: bool = False
     merge: bool = True
     started: float = 0.0

@@ -23,10 +23,11 @@ from echelon.loop import StepDone, train
 from echelon.place import arithmetic
 from echelon.plan import Plan
 from echelon.record import Recorder
-from echelon.reporting import Line, Reporter, list_some, median_step_ms, set_aside, write_job
+from echelon.reporting import Line, Reporter, list_some, median_step_ms, write_job
 from echelon.request import Request
 from echelon.result import Result
 from echelon.resume import Checkpoints, Resumed
+from echelon.runs import set_aside
 
 
 class Session:
@@ -37,11 +38,12 @@ class Session:
         self._prepared = prepared
         self._group = group
         self._line = line
-        self._run = Path(request.out)
         self._seconds: list[float] = []
         self._metrics: dict[str, float] = {}
         self._evaluated_at = -1
+        group.notify = lambda message: line.show(event("waiting", message=message))
         hosts = self._meet()
+        self._run = Path(hosts[0]["run"])
         self._agree_on_weights()
         self._recorder = Recorder(Path(request.record), group) if request.record else None
         self.parts: Parts = assemble(
@@ -68,6 +70,7 @@ class Session:
 
     def _meet(self) -> list[dict[str, Any]]:
         mine = {"rank": self._group.rank, "pid": os.getpid(), "host": socket.gethostname(), "arithmetic": arithmetic()}
+        mine["run"] = self._request.out
         everybody = self._group.gather(mine, "meeting the other workers")
         first = everybody[0]["arithmetic"]
         for other in everybody if self._request.exact else ():
@@ -136,6 +139,7 @@ class Session:
 
     def after(self, done: StepDone) -> None:
         """What is due once a step is committed."""
+        self._finished = time.perf_counter()
         self._note(done)
         if self._recorder is not None:
             self._recorder.step(done, self.parts.agreement.export())
@@ -144,7 +148,6 @@ class Session:
             self._evaluate(step)
         if job.checkpoint_every and step % job.checkpoint_every == 0:
             self.save(wait=False)
-        self._finished = time.perf_counter()
 
     def _note(self, done: StepDone) -> None:
         self._loss = done.outcome.loss

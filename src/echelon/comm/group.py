@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,7 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from echelon.comm.meter import Meter, all_gather_bytes, all_reduce_bytes, broadcast_bytes
+from echelon.comm.roll import Roll
 from echelon.errors import PeerLost, Timeout
+
+NOTICE_S = 10.0
+"""After so long a wait looks at who is late, and says so; again after every further so long."""
+
+Notify = Callable[[str], None]
 
 
 @contextmanager
@@ -22,7 +30,7 @@ def transport_errors(during: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error).lower()
-        if "timed out" in text or "timeout" in text:
+        if _is_timeout(error):
             raise Timeout(during, 0.0) from error
         if any(
             sign in text for sign in ("connection closed", "connection reset", "broken pipe", "gloo", "nccl", "socket")
@@ -31,28 +39,59 @@ def transport_errors(during: str) -> Iterator[None]:
         raise
 
 
+def _is_timeout(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
+
+
 class Pending:
     """A collective under way; `wait` returns when its result may be read."""
 
-    def __init__(self, work: dist.Work | None, during: str) -> None:
+    def __init__(self, work: dist.Work | None, group: Group, number: int, during: str) -> None:
         self._work = work
+        self._group = group
+        self._number = number
         self._during = during
 
     def wait(self) -> None:
-        if self._work is not None:
-            with transport_errors(self._during):
-                self._work.wait()
+        if self._work is None:
+            return
+        began, late = time.monotonic(), list[int]()
+        while True:
+            try:
+                with transport_errors(self._during):
+                    self._work.wait(timedelta(seconds=NOTICE_S))
+            except Timeout as error:
+                waited = time.monotonic() - began
+                if self._work.is_completed():  # the transport's own bound
+                    raise Timeout(f"{self._during}{_waiting_for(late)}", round(waited)) from error
+                late = self._group.look_for_the_late(self._number, self._during, waited)
+            else:
+                return
+
+
+def _waiting_for(late: list[int]) -> str:
+    return f", waiting for {ranks_in_words(late)}," if late else ""
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class Group:
     """The ranks of one job. With one rank nothing is sent and no process group is needed."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None, device: torch.device) -> None:
+    def __init__(
+        self, process_group: dist.ProcessGroup | None, device: torch.device, store: dist.Store | None = None
+    ) -> None:
         self._process_group = process_group
         self.device = device
         self.rank = 0 if process_group is None else process_group.rank()
         self.size = 1 if process_group is None else process_group.size()
         self.meter = Meter()
+        self.notify: Notify = lambda _message: None
+        self._roll = Roll(store, self.rank, self.size) if store is not None else None
+        self._started = 0
 
     def cost_of_sum(self, tensor: Tensor) -> int:
         """Bytes this rank will send to sum `tensor`."""
@@ -61,20 +100,34 @@ class Group:
     def sum(self, tensor: Tensor, during: str) -> Pending:
         """Sum `tensor` over all ranks in place; start now, wait later."""
         if self._process_group is None:
-            return Pending(None, during)
+            return self._pending(None, during)
         self.meter.add(self.cost_of_sum(tensor))
         with transport_errors(during):
             # The group's own method: dist.all_reduce adds tens of microseconds of checks, which count at small sizes.
-            return Pending(self._process_group.allreduce([tensor]), during)
+            return self._pending(self._process_group.allreduce([tensor]), during)
 
-    def broadcast(self, tensor: Tensor, during: str) -> None:
-        """Give every rank the tensor of rank 0."""
+    def broadcast(self, tensor: Tensor, during: str, root: int = 0) -> None:
+        """Give every rank the tensor of rank `root`."""
         if self._process_group is None:
             return
-        if self.rank == 0:
+        if self.rank == root:
             self.meter.add(broadcast_bytes(tensor.nbytes, self.size))
         with transport_errors(during):
-            dist.broadcast(tensor, group_src=0, group=self._process_group)
+            work = dist.broadcast(tensor, group_src=root, group=self._process_group, async_op=True)
+        self._pending(work, during).wait()
+
+    def look_for_the_late(self, number: int, during: str, waited_s: float) -> list[int]:
+        """Which ranks a long wait is for, as far as they can be told; says so, from one of those that wait."""
+        if self._roll is None:
+            return []
+        late, first = self._roll.call(number, during)
+        if late and first:
+            self.notify(f"{ranks_in_words(late)} has not come to {during} for {waited_s:.0f} s; the others wait for it")
+        return late
+
+    def _pending(self, work: dist.Work | None, during: str) -> Pending:
+        self._started += 1
+        return Pending(work, self, self._started, during)
 
     def gather(self, value: Any, during: str) -> list[Any]:
         """Every rank's plain value (JSON), by rank, on every rank."""
@@ -93,5 +146,6 @@ class Group:
         rows = [torch.empty_like(mine) for _ in range(self.size)]
         self.meter.add(all_gather_bytes(tensor.nbytes, self.size))
         with transport_errors(during):
-            dist.all_gather(rows, mine, group=self._process_group)
+            work = dist.all_gather(rows, mine, group=self._process_group, async_op=True)
+        self._pending(work, during).wait()
         return rows

@@ -36,16 +36,16 @@ def join(meeting: Meeting, device: torch.device, backend: str) -> Group:
     """Meet the other ranks. Alone, there is nobody to meet and no port is opened."""
     if meeting.size == 1:
         return Group(None, device)
-    store = _store(meeting)
+    store = dist.PrefixStore(f"echelon/{meeting.attempt}", _store(meeting))
     with transport_errors("joining the group"):
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore(f"echelon/{meeting.attempt}", store),
+            store=store,
             rank=meeting.rank,
             world_size=meeting.size,
             timeout=timedelta(seconds=meeting.timeout_s),
         )
-    return Group(dist.group.WORLD, device)
+    return Group(dist.group.WORLD, device, dist.PrefixStore("roll", store))
 
 
 def _store(meeting: Meeting) -> dist.Store:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Never
 
-from echelon.errors import Bug, ConfigError, EchelonError, UserError, encode
+from echelon.errors import Bug, ConfigError, EchelonError, UserError, encode, headline
 from echelon.fleet.start import WorkerStart
 from echelon.fleet.tether import Tether
 
@@ -104,7 +104,7 @@ def _typed(rank: int, error: BaseException) -> EchelonError:
         return error
     if isinstance(error, SystemExit):
         return UserError(rank, f"the job called exit({error.code!r}) before it had finished", _trace(error))
-    return Bug(rank, f"{type(error).__name__}: {error}", _trace(error))
+    return Bug(rank, headline(error), _trace(error))
 
 
 def _trace(error: BaseException) -> str:

@@ -15,6 +15,7 @@ import echelon
 from echelon.checkpoint import digest
 from echelon.errors import CheckpointCorrupt, ConfigError, Diverged, Stopped, UserError
 from echelon.events import read_events
+from echelon.runs import claim
 from equivalence.jobs import BATCH, JOBS, SLICES, Dense, Images, Noisy, adamw, classify, job, momentum, warm_up
 from lockstep import Fleet
 
@@ -303,12 +304,21 @@ def test_a_start_that_fails_leaves_the_earlier_run_where_it_is(train, tmp_path):
     assert not (tmp_path / "run.1").exists()
 
 
-def test_an_earlier_run_that_cannot_be_moved_is_not_overwritten(train, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_only_what_belongs_to_the_earlier_run_is_moved(train, tmp_path, monkeypatch):
+    here = tmp_path / "project"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "notes.txt").write_text("mine")
     train(JOBS["dense"](steps=1), 1, out=".")
-    with pytest.raises(ConfigError, match="holds an earlier run"):
-        train(JOBS["dense"](steps=2), 1, out=".")
-    assert steps_of(tmp_path) == [1]
+    train(JOBS["dense"](steps=2), 1, out=here)
+    assert (here / "notes.txt").read_text() == "mine"
+    assert steps_of(here) == [1, 2]
+    assert steps_of(tmp_path / "project.1") == [1]
+
+
+def test_a_folder_that_a_run_is_writing_to_is_refused(train, tmp_path):
+    with claim(str(tmp_path / "run"), "job", resume=False), pytest.raises(ConfigError, match="still going on"):
+        train(JOBS["dense"](steps=1), 1)
 
 
 # --- divergence ------------------------------------------------------------------------------------------------------

@@ -124,6 +124,41 @@ def test_a_frozen_norm_keeps_its_values_and_takes_no_part():
     assert all(torch.equal(value, before[name]) for name, value in after.norm.state_dict().items())
 
 
+def test_a_single_slice_leaves_torch_s_own_bits():
+    plain, mine = Net(nn.BatchNorm1d(3)), Net(nn.BatchNorm1d(3))
+    for step in range(3):
+        (part,) = batches(1, seed=step)
+        plain(part)
+        (mine,) = by_slice(mine, [part])
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in mine.state_dict().items())
+
+
+def test_a_forward_in_eval_mode_inside_a_slice_is_normalised_by_the_committed_values():
+    module = Net(nn.BatchNorm1d(3))
+    for part in batches(5):
+        module(part)
+    x = batches(1)[0]
+    module.norm.eval()
+    right = module(x)
+    module.norm.train()
+    statistics = RunningStatistics(module, 2)
+    statistics.begin()
+    for index in range(2):
+        statistics.open()
+        module.norm.eval()
+        assert torch.equal(module(x), right)
+        module.norm.train()
+        module(x)
+        statistics.close(index)
+    statistics.end()
+
+
+def test_a_norm_without_a_count_of_its_batches_is_left_to_whoever_guards_buffers():
+    module = nn.BatchNorm1d(3)
+    module.num_batches_tracked = None
+    assert not RunningStatistics(module, 1)
+
+
 def test_a_norm_that_some_slices_do_not_reach_counts_only_those_that_do():
     class Sometimes(Net):
         def forward(self, x):

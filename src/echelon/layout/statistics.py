@@ -1,10 +1,12 @@
 """BatchNorm's running statistics, kept by slice and applied in slice order, so that they do not depend on who
 computed what.
 
-A running statistic follows r <- (1 - m) r + m x for every batch x. Started from zero, a slice's c forward passes leave
-b = what they contribute; from any r they lead to (1 - m)^c r + b. So every slice runs from zero, its b and c travel
-to all workers (one row a slice), and commit applies the rows in slice order. With momentum None (a cumulative average
-of N batches so far) the rule is (N r + c b) / (N + c).
+A running statistic follows r <- (1 - m) r + m x for every batch x. Every slice starts from the committed r0, and its c
+forward passes lead to r1; from any other r they would have led to r1 + (1 - m)^c (r - r0). So r1 and c travel to all
+workers (one row a slice), and commit applies the rows in slice order by that formula. With momentum None (a cumulative
+average of N batches, N0 of them at the start) it is ((N r - N0 r0) + (N0 + c) r1) / (N + c).
+
+A forward in eval mode inside a slice reads what a single process would: the committed values and the slice's own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class RunningStatistics:
         found = {
             name: child
             for name, child in module.named_modules()
-            if type(child) in TRACKING and child.track_running_stats and child.running_mean is not None
+            if type(child) in TRACKING and child.running_mean is not None and child.num_batches_tracked is not None
         }
         self.names = frozenset(
             f"{name}.{key}" if name else key
@@ -55,17 +57,16 @@ class RunningStatistics:
         self.rows.zero_()
 
     def open(self) -> None:
-        """Before a slice's forward: start from zero (a norm the user has frozen keeps its values and takes no part)."""
-        if buffers := [buffer for norm in self._norms if norm.training for buffer in _buffers(norm)]:
-            torch._foreach_zero_(buffers)
+        """Before a slice's forward: from the committed values, whatever the slice before has left."""
+        if self._committed:
+            torch._foreach_copy_([buffer for norm in self._norms for buffer in _buffers(norm)], self._committed)
 
     def close(self, index: int) -> None:
-        """After a slice's forward: what it contributed becomes its row."""
+        """After a slice's forward: where it led becomes its row."""
         parts = []
-        for norm in self._norms:
-            taken = 1.0 if norm.training else 0.0
-            parts += [norm.running_mean * taken, norm.running_var * taken]
-            parts.append((norm.num_batches_tracked * taken).to(norm.running_mean.dtype).reshape(1))
+        for norm, before in zip(self._norms, self._committed[2::3], strict=True):
+            passes = norm.num_batches_tracked - before
+            parts += [norm.running_mean, norm.running_var, passes.to(norm.running_mean.dtype).reshape(1)]
         self.rows[index].copy_(torch.cat(parts))
 
     def end(self) -> None:
@@ -75,21 +76,25 @@ class RunningStatistics:
             torch._foreach_copy_([buffer for norm in self._norms for buffer in _buffers(norm)], committed)
 
     def apply(self, rows: Tensor) -> None:
-        """Commit every slice's contribution, in slice order."""
+        """Commit every slice's statistics, in slice order."""
         counts = rows[:, self._count_places].tolist()  # all at once: each look at a GPU's memory waits for it
+        begun = {norm: [buffer.clone() for buffer in _buffers(norm)] for norm in self._norms}
         for row, passes in zip(rows, counts, strict=True):
             parts = row.split(self._pieces)
-            running, factors, seen = [], [], []
+            running, start, factors, ends = [], [], [], []
             for norm, count, mean, var in zip(self._norms, passes, parts[::3], parts[1::3], strict=True):
                 if count and norm.momentum is None:
-                    _average(norm, mean, var, count)
+                    _average(norm, begun[norm], (mean, var), count)
                 elif count:
                     running += [norm.running_mean, norm.running_var]
+                    start += begun[norm][:2]
                     factors += [(1.0 - norm.momentum) ** count] * 2
-                    seen += [mean.to(norm.running_mean.dtype), var.to(norm.running_var.dtype)]
+                    ends += [mean.to(norm.running_mean.dtype), var.to(norm.running_var.dtype)]
             if running:
-                torch._foreach_mul_(running, factors)
-                torch._foreach_add_(running, seen)
+                apart = torch._foreach_sub(running, start)
+                torch._foreach_mul_(apart, factors)
+                torch._foreach_add_(apart, ends)
+                torch._foreach_copy_(running, apart)
             for norm, count in zip(self._norms, passes, strict=True):
                 norm.num_batches_tracked.add_(int(count))
 
@@ -98,8 +103,9 @@ def _buffers(norm: Any) -> tuple[Tensor, Tensor, Tensor]:
     return norm.running_mean, norm.running_var, norm.num_batches_tracked
 
 
-def _average(norm: Any, mean: Tensor, var: Tensor, count: float) -> None:
+def _average(norm: Any, begun: list[Tensor], ends: tuple[Tensor, Tensor], count: float) -> None:
     """The cumulative average: `count` more batches beside those that are counted already."""
-    before = int(norm.num_batches_tracked)
-    for running, part in ((norm.running_mean, mean), (norm.running_var, var)):
-        running.mul_(before).add_(part.to(running.dtype) * count).div_(before + count)
+    before, first = int(norm.num_batches_tracked), int(begun[2])
+    for running, start, end in zip((norm.running_mean, norm.running_var), begun[:2], ends, strict=True):
+        grown = running * before - start * first + end.to(running.dtype) * (first + count)
+        running.copy_(grown / (before + count))

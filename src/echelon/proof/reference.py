@@ -136,7 +136,7 @@ class Reference:
         """Every piece that has samples, in order. BatchNorm's running statistics are left as they were."""
         before = self.norms.read()
         try:
-            return [self._compute(task, piece) for piece in pieces if piece.ids]
+            return [self._compute(task, piece, before) for piece in pieces if piece.ids]
         finally:
             self.norms.write(before)
 
@@ -154,10 +154,10 @@ class Reference:
             value: Any = self.job.loss(self._call, batch)
         return value if isinstance(value, tuple) else (value, None)
 
-    def _compute(self, task: Lesson, piece: Piece) -> Computed:
+    def _compute(self, task: Lesson, piece: Piece, norms: Row) -> Computed:
         batch = self.read(task, piece)
         at_start = self._samples.state_after_seeding
-        self.norms.clear()
+        self.norms.write(norms)
         buffers = self.other_buffers()
         versions = {name: (id(b), b._version) for name, b in buffers.items()}
         with users_code("computing the loss"):

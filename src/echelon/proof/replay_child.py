@@ -91,7 +91,6 @@ def _look_into(reference: Reference, step: int, index: int) -> dict[str, Any]:
     batch = reference.read(task, task.pieces[index])
     inputs = summarize(batch)
     in_batch = find_in(tensors_of(batch), "the input", ids)
-    reference.norms.clear()
     watcher = Watcher(ids=ids)
     with watcher.watch(reference.module):
         with users_code("computing the loss"):
@@ -118,10 +117,11 @@ def _look_into(reference: Reference, step: int, index: int) -> dict[str, Any]:
 def _bad_neighbours(reference: Reference, task: Lesson, index: int) -> list[str]:
     """A run that merged slices can only say which worker's loss was no number: look at the step's other slices, too."""
     notes = []
+    norms = reference.norms.read()
     for piece in task.pieces:
         if piece.ids and piece.index != index:
             batch = reference.read(task, piece)
-            reference.norms.clear()
+            reference.norms.write(norms)
             with torch.no_grad(), users_code("computing the loss"):
                 value, _ = reference.forward(batch)
             if not bool(torch.isfinite(value).all()):

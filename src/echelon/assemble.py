@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def assemble(prepared: Prepared, group: Group, *, probe: Probe | None = None, se
         module,
         Shuffled(prepared.reader, Order(course.size, job.seed), seen),
         statistics,
-        Generators.of(module, job.loss),
+        partial(Generators.of, module, job.loss),
         seed=job.seed,
         device=group.device,
         rank=group.rank,

@@ -113,6 +113,11 @@ class Generators:
     def held(self) -> bool:
         return bool(self._held)
 
+    @property
+    def count(self) -> int:
+        """How many generators are held."""
+        return len(self._held)
+
     def set(self, value: int) -> None:
         for seed in self._seeds:
             seed(value)

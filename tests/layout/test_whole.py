@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from echelon.errors import ConfigError
-from echelon.layout import RunningStatistics, build_module, check_module, parameters_of, persistent_buffers
-from echelon.layout.whole import BufferGuard, group_slices, to_device
+from echelon.layout import build_module, check_module, parameters_of, persistent_buffers
+from echelon.layout.whole import group_slices, to_device
 from echelon.slices import cut
 
 slices = st.builds(cut, st.just(0), st.integers(0, 60), st.integers(1, 20))
@@ -77,90 +77,6 @@ def test_what_knows_how_to_move_itself_does():
             return f"on {device}"
 
     assert to_device(Graph(), torch.device("meta")) == "on meta"
-
-
-class Counting(nn.Module):
-    """`how`: what forward does to the buffer."""
-
-    def __init__(self, how, persistent=True):
-        super().__init__()
-        self.how = how
-        self.register_buffer("seen", torch.zeros(2), persistent=persistent)
-
-    def forward(self):
-        if self.how == "in place":
-            self.seen += 1
-        elif self.how == "anew":
-            self.seen = self.seen + 1
-        elif self.how == "anew twice":
-            self.seen = self.seen * 2
-            self.seen = self.seen + 1
-        elif self.how == "by copy":
-            self.seen.copy_(torch.ones(2))
-        elif self.how == "without grad":
-            with torch.no_grad():
-                self.seen.mul_(0.9)
-
-
-def watched(how, exact, persistent=True):
-    module = Counting(how, persistent)
-    guard = BufferGuard(module, frozenset(), exact)
-    for _ in range(3):
-        guard.open()
-        module()
-        guard.close()
-    return guard.changed
-
-
-@pytest.mark.parametrize("how", ["in place", "anew", "anew twice", "by copy", "without grad"])
-def test_a_buffer_that_forward_changes_is_noticed(how):
-    assert watched(how, exact=False) == {"seen"}
-    with pytest.raises(ConfigError, match="buffer seen of Counting"):
-        watched(how, exact=True)
-
-
-class OwnNorm(nn.BatchNorm2d):
-    """A norm with a rule that we do not know."""
-
-
-@pytest.mark.parametrize("norm", [nn.InstanceNorm2d(3, track_running_stats=True), OwnNorm(3)])
-def test_running_statistics_without_a_rule_of_ours_are_noticed(norm):
-    statistics = RunningStatistics(norm, 2)
-    guard = BufferGuard(norm, statistics.names, exact=True)
-    guard.open()
-    norm(torch.randn(2, 3, 4, 4))
-    with pytest.raises(ConfigError, match=r"running_mean|num_batches_tracked"):
-        guard.close()
-
-
-def test_a_buffer_replaced_at_the_same_address_is_noticed():
-    module = Counting("")
-    guard = BufferGuard(module, frozenset(), False)
-    guard.open()
-    address, module.seen = id(module.seen), None
-    for _ in range(1000):
-        module.seen = torch.ones(2)
-        if id(module.seen) == address:
-            break
-        module.seen = None
-    guard.close()
-    assert guard.changed == {"seen"}
-
-
-def test_buffers_that_forward_only_reads_are_fine():
-    assert watched("", exact=True) == set()
-
-
-def test_a_cache_that_is_not_part_of_the_state_may_change():
-    assert watched("anew", exact=True, persistent=False) == set()
-
-
-def test_buffers_known_to_have_a_rule_are_left_to_it():
-    module = Counting("in place")
-    guard = BufferGuard(module, frozenset({"seen"}), True)
-    guard.open()
-    module()
-    guard.close()
 
 
 def test_a_model_is_made_under_the_job_s_own_random_state():

@@ -13,15 +13,16 @@ from torch import nn
 
 from echelon.comm import Group
 from echelon.errors import UserError, users_code
+from echelon.layout.guard import buffers_kept
 from echelon.layout.whole import Batches, to_device
-from echelon.randomness import derive
+from echelon.randomness import Generators, derive
 
 Sums = dict[str, tuple[float, float]]
 
 
 class Evaluation:
-    """Runs `metric` over the whole of the data. Chunks are added in their order, so the figure is the same on any
-    workers.
+    """Runs `metric` over the whole of the data. Chunks are added in their order, and none changes the model for the
+    next, so the figure is the same on any workers.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Evaluation:
         self._batch = batch
         self._seed = seed
         self._bf16 = bf16
+        self._generators = Generators.of(module, metric)
 
     def run(self) -> dict[str, float]:
         """Every metric's total sum over its total weight."""
@@ -51,9 +53,10 @@ class Evaluation:
         self._module.eval()
         try:
             with torch.no_grad(), users_code("evaluating", self._group.rank):
-                mine = {
-                    chunk: self._measure(chunk) for chunk in range(self._group.rank, self._chunks, self._group.size)
-                }
+                mine = {}
+                for chunk in range(self._group.rank, self._chunks, self._group.size):
+                    with buffers_kept(self._module):
+                        mine[chunk] = self._measure(chunk)
         finally:
             for module in was_training:
                 module.training = True
@@ -67,9 +70,10 @@ class Evaluation:
 
     def _measure(self, chunk: int) -> Sums:
         start = chunk * self._batch
-        batch = self._batches.read(
-            0, start, min(start + self._batch, self._size), derive(self._seed, "evaluate", chunk)
-        )
+        seed = derive(self._seed, "evaluate", chunk)
+        batch = self._batches.read(0, start, min(start + self._batch, self._size), seed)
+        if self._generators.held:
+            self._generators.set_held(seed)
         device = self._group.device
         with torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext():
             values = self._metric(self._module, to_device(batch, device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsFloat
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from echelon.errors import ConfigError, UserError, users_code
 from echelon.layout.coming import fetch, send
+from echelon.layout.guard import Guard
 from echelon.layout.statistics import RunningStatistics
 from echelon.randomness import Generators, slice_seed
 from echelon.slices import Slice, Step
@@ -70,7 +71,7 @@ class Microbatches:
         module: nn.Module,
         batches: Batches,
         statistics: RunningStatistics,
-        generators: Generators,
+        find_generators: Callable[[], Generators],
         *,
         seed: int,
         device: torch.device,
@@ -81,14 +82,16 @@ class Microbatches:
     ) -> None:
         self._batches = batches
         self._statistics = statistics
-        self._generators = generators
+        self._find_generators = find_generators
+        self._generators = find_generators()
+        self._is_first = True
         self._seed = seed
         self._device = device
         self._rank = rank
         self._merge = merge and not exact and not statistics
         self._exact = exact
         self._microbatch = microbatch
-        self._guard = BufferGuard(module, statistics.names, exact)
+        self._guard = Guard(module, statistics.names, exact)
 
     def groups(self, step: Step, mine: range) -> list[tuple[Slice, ...]]:
         return group_slices(step.slices[mine.start : mine.stop], self._merge, self._microbatch)
@@ -115,7 +118,9 @@ class Microbatches:
         """Take what the loss function returned for the group into the result."""
         first, last = group[0], group[-1]
         self._guard.close()
-        result.buffers_changed = bool(self._guard.changed)
+        if self._is_first:
+            self._look_for_new_generators()
+        result.buffers_changed = bool(self._guard.buffers)
         if self._statistics:
             self._statistics.close(first.index)
         is_pair = isinstance(value, tuple)
@@ -141,6 +146,22 @@ class Microbatches:
         )
         result.losses.append(loss)
         return loss
+
+    @property
+    def changed_parameters(self) -> frozenset[str]:
+        """What forward was seen to change that only the optimizer should."""
+        return frozenset(self._guard.parameters)
+
+    def _look_for_new_generators(self) -> None:
+        """The first forward may have made some; what they drew in it had no seed of ours."""
+        self._is_first = False
+        before, self._generators = self._generators, self._find_generators()
+        if self._exact and self._generators.count > before.count:
+            raise ConfigError(
+                "exact",
+                "the model, or the loss, made a random generator in its first forward, too late to be given a seed; "
+                "make it in __init__, or at module level",
+            )
 
     def backward(self, loss: SliceLoss, window: AbstractContextManager[None]) -> None:
         with window, users_code("running backward", self._rank):
@@ -244,42 +265,3 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
-
-
-class BufferGuard:
-    """Notices buffers, other than BatchNorm's, that forward changes: their value would depend on who computed what."""
-
-    def __init__(self, module: nn.Module, known: frozenset[str], exact: bool) -> None:
-        persistent = set(module.state_dict(keep_vars=True))
-        self._owners = [
-            (name, owner, key)
-            for prefix, owner in module.named_modules()
-            for key in owner._buffers
-            for name in [f"{prefix}.{key}" if prefix else key]
-            if name in persistent and name not in known
-        ]
-        self._exact = exact
-        self._before: list[tuple[Tensor | None, int]] = []
-        self.changed: set[str] = set()
-
-    def open(self) -> None:
-        self._before = list(self._marks())
-
-    def close(self) -> None:
-        for (name, owner, _), before, after in zip(self._owners, self._before, self._marks(), strict=True):
-            same = before[0] is after[0] and before[1] == after[1]
-            if not same and name not in self.changed:
-                if self._exact:
-                    raise ConfigError(
-                        "exact",
-                        f"forward changes the buffer {name} of {type(owner).__name__}; only BatchNorm's running "
-                        "statistics can be applied in slice order. Make it non-persistent if it is a cache, "
-                        "or train without --exact",
-                    )
-                self.changed.add(name)
-
-    def _marks(self) -> Iterator[tuple[Tensor | None, int]]:
-        """Each buffer itself (its address alone may soon be another's) and how often it was written to."""
-        for _, owner, key in self._owners:
-            buffer = owner._buffers.get(key)
-            yield buffer, 0 if buffer is None else buffer._version

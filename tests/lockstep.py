@@ -16,9 +16,8 @@ from echelon.assemble import Parts, assemble, prepare
 from echelon.checkpoint import digest
 from echelon.comm import Meter
 from echelon.job import Job
-from echelon.layout import StepResult
+from echelon.layout import StepResult, model_tensors
 from echelon.plan import Plan
-from echelon.session import model_tensors
 from echelon.slices import assign
 from echelon.state import State
 

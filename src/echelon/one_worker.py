@@ -24,11 +24,12 @@ def run_one(
     request: Request, place: Place, meeting: Callable[[], Meeting], load: Callable[[], Any], line: Line
 ) -> dict[str, Any]:
     """Train to the end (or to a stop). Returns `{"result": ..., "stopped": ...}`, the same on every rank."""
-    # A recorded run is compared with one process on one thread: only the order of slices may differ.
-    torch.set_num_threads(place.threads(request.exact or request.record is not None))
+    torch.set_num_threads(place.threads(request.one_thread))
     device = place.device()
     try:
         what = load()
+        if request.one_thread:  # whatever the job's file has set
+            torch.set_num_threads(1)
         if device.type == "cuda":
             torch.cuda.set_device(device)
             torch.use_deterministic_algorithms(request.exact)

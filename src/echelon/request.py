@@ -142,5 +142,12 @@ class Request:
     record: str | None = None
     seed: int = 0
 
+    @property
+    def one_thread(self) -> bool:
+        """Exact bits need it; a recorded run is compared with one process on one thread, where only the order of slices
+        may differ.
+        """
+        return self.exact or self.record is not None
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from echelon.assemble import Parts, Prepared, assemble
 from echelon.checkpoint import digest, write_model
 from echelon.comm import Group
-from echelon.errors import ConfigError, Diverged
+from echelon.errors import Diverged
 from echelon.events import Event, event, rewind
 from echelon.job import ENDLESS
+from echelon.layout import model_tensors
 from echelon.loop import StepDone, train
-from echelon.place import arithmetic
 from echelon.plan import Plan
 from echelon.record import Recorder
 from echelon.reporting import Line, Reporter, list_some, median_step_ms, write_job
 from echelon.request import Request
 from echelon.result import Result
 from echelon.resume import Checkpoints, Resumed
+from echelon.roster import agree_on_weights, describe, fingerprint, meet, remarks
 from echelon.runs import set_aside
 
 
@@ -42,9 +39,11 @@ class Session:
         self._metrics: dict[str, float] = {}
         self._evaluated_at = -1
         group.notify = lambda message: line.show(event("waiting", message=message))
-        hosts = self._meet()
+        if request.one_thread:
+            torch.set_num_threads(1)  # whatever the user's code has set
+        hosts = meet(group, request, prepared)
         self._run = Path(hosts[0]["run"])
-        self._agree_on_weights()
+        agree_on_weights(group, prepared.module)
         self._recorder = Recorder(Path(request.record), group) if request.record else None
         self.parts: Parts = assemble(
             prepared,
@@ -68,34 +67,11 @@ class Session:
         moved = set_aside(self._run) if self._group.rank == 0 else None
         return Resumed(messages=(f"an earlier run was there; it is now {moved}",) if moved else ())
 
-    def _meet(self) -> list[dict[str, Any]]:
-        mine = {"rank": self._group.rank, "pid": os.getpid(), "host": socket.gethostname(), "arithmetic": arithmetic()}
-        mine["run"] = self._request.out
-        everybody = self._group.gather(mine, "meeting the other workers")
-        first = everybody[0]["arithmetic"]
-        for other in everybody if self._request.exact else ():
-            for what, value in other["arithmetic"].items():
-                if value != first[what]:
-                    raise ConfigError(
-                        "exact",
-                        f"rank {other['rank']} computes with {what} {value} and rank 0 with {first[what]}; "
-                        "equal bits need the same on all workers. Use equal machines, or train without --exact",
-                    )
-        return everybody
-
-    def _agree_on_weights(self) -> None:
-        """Every worker made the model itself; where that gave other weights (a user's own seed), rank 0's count."""
-        module = self._prepared.module
-        prints = self._group.gather(fingerprint(module), "comparing initial weights")
-        if len(set(prints)) > 1:
-            for tensor in [*module.parameters(), *module.buffers()]:
-                self._group.broadcast(tensor.data, "sharing initial weights")
-
     def _open(self, hosts: list[dict[str, Any]], resumed: Resumed) -> None:
         prepared, course = self._prepared, self._prepared.course
         if self._group.rank == 0:
             write_job(self._run, describe(self._request, prepared, hosts))
-        for message in resumed.messages:
+        for message in (*resumed.messages, *remarks(hosts)):
             self._report(event("warning", message=message))
         endless = prepared.job.epochs == ENDLESS
         start = event(
@@ -158,6 +134,10 @@ class Session:
         idle = self.parts.agreement.without_gradient() if first and done.outcome.weight else []
         if idle:
             self._report(event("warning", message=f"no gradient for {list_some(idle)}: unused in forward?"))
+        moved = sorted(self.parts.microbatches.changed_parameters) if first else []
+        if moved:
+            why = "once a slice, on whichever worker computes it; change it after the step"
+            self._report(event("warning", message=f"forward changes {list_some(moved)}, {why}"))
         record = event(
             "step",
             step=done.step.number,
@@ -198,9 +178,10 @@ class Session:
         sent = sum(self._group.gather(self._group.meter.sent_bytes, "adding up the bytes sent"))
         prints = self._group.gather(fingerprint(module), "comparing final weights")
         if len(set(prints)) > 1:
-            self._report(
-                event("warning", message="the workers' weights differ in their last bits; --exact keeps them equal")
+            remedy = (
+                ": something in the job depends on the worker" if self._request.exact else "; --exact keeps them equal"
             )
+            self._report(event("warning", message=f"the workers' weights differ in their last bits{remedy}"))
         own = digest(model_tensors(module)) if self._group.rank == 0 else ""
         code = self._group.gather(own, "sharing the digest")[0]
         if self._group.rank == 0:
@@ -230,39 +211,6 @@ class Session:
             self._report.close()
             self.parts.agreement.detach()
             del self.parts
-
-
-def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `job.json` says of a run."""
-    return {
-        "plan": str(prepared.plan),
-        "workers": len(hosts),
-        "exact": request.exact,
-        "seed": prepared.job.seed,
-        "batch": prepared.job.batch,
-        "slices": prepared.job.slices,
-        "steps": None if prepared.job.epochs == ENDLESS else prepared.course.total,
-        "samples_in_dataset": prepared.course.size,
-        "source": request.source,
-        "versions": hosts[0]["arithmetic"],
-    }
-
-
-def fingerprint(module: nn.Module) -> str:
-    """A hash of a sample of every tensor's values: differs when weights were made differently, and is cheap."""
-    code = hashlib.sha256()
-    for name, tensor in model_tensors(module).items():
-        flat = tensor.flatten()
-        stride = max(1, flat.numel() // 4096)
-        code.update(name.encode())
-        code.update(flat[::stride].contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return code.hexdigest()
-
-
-def model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by the user's names; tied ones under each of their names."""
-    kept = module.state_dict(keep_vars=True)
-    return {name: value.detach() for name, value in kept.items() if isinstance(value, torch.Tensor)}
 
 
 Open = Callable[[Prepared], Session]

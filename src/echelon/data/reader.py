@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, default_collate
 
 from echelon.data.columns import whole_rows
+from echelon.data.fingerprint import fingerprint
 from echelon.errors import ConfigError
 from echelon.randomness import Generators, derive, sample_seeds
 
@@ -63,6 +64,20 @@ class Reader:
         except Exception as error:
             error.add_note(f"while collating samples {_listed(ids.tolist())} of the dataset")
             raise
+
+    def fingerprint(self) -> str:
+        """A hash of the first sample and one from the middle, as they are in the first epoch.
+
+        One that cannot be read counts as such: training says so when it comes to it.
+        """
+        chosen = sorted({0, self._length // 2})
+        found: list[Any] = [self._length]
+        for sample in chosen:
+            try:
+                found.append(self.read(0, np.array([sample]), self._calm))
+            except Exception as error:  # noqa: BLE001  whatever the user's code raises
+                found.append(type(error).__name__)
+        return fingerprint(found)
 
     def _find_generators(self, sample: int) -> None:
         """Look for generators after one sample has been read for nothing, in the same state in every process.

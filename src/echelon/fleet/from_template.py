@@ -16,6 +16,7 @@ from echelon.fleet.packets import receive_packet, send_packet
 from echelon.fleet.starter import KILL_PATIENCE_S, Ended, Lost, News, Processes, Started, Unable, Warned
 
 EXIT_PATIENCE_S = 2.0
+HASHES = {"PYTHONHASHSEED": "0"}  # a set of strings has the same order in every start, unless the user says otherwise
 
 # The template has to find what this process finds, and nothing more: `-m` would put the working directory first,
 # where a file named like a standard module would be imported in its place.
@@ -39,7 +40,7 @@ class TemplateStarter:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**HASHES, **os.environ})
         send_packet(self._control, {"preload": list(preload)})
 
     def start(self, rank: int, line: socket.socket, store: socket.socket | None, foreign: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Where tensors live: turns a worker's slices into local gradients."""
 
-from echelon.layout.build import build_module, check_module, parameters_of, persistent_buffers
+from echelon.layout.build import build_module, check_module, model_tensors, parameters_of, persistent_buffers
 from echelon.layout.statistics import RunningStatistics
 from echelon.layout.whole import Microbatches, SliceLoss, StepResult, WholeModel, Window
 
@@ -13,6 +13,7 @@ __all__ = [
     "Window",
     "build_module",
     "check_module",
+    "model_tensors",
     "parameters_of",
     "persistent_buffers",
 ]

@@ -51,3 +51,9 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Every buffer that belongs to the model's state, by its name."""
     names = set(module.state_dict(keep_vars=True))
     return {name: buffer for name, buffer in module.named_buffers() if name in names}
+
+
+def model_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by the user's names; tied ones under each of their names."""
+    kept = module.state_dict(keep_vars=True)
+    return {name: value.detach() for name, value in kept.items() if isinstance(value, Tensor)}

@@ -126,7 +126,9 @@ def test_a_good_job_trains(echelon):
     ("words", "phrases"),
     [
         (["--plan", "dp+magic"], ["magic"]),
-        (["--plan", "dp2.tp2", "--workers", "2"], ["dp2.tp2", "4"]),
+        (["--plan", "dp2.tp2", "--workers", "2"], ["dp2.tp2", "4", "tp2 is not available yet"]),
+        (["--plan", "dp.tp2", "--workers", "2"], ["tp2: is not available yet"]),
+        (["--plan", "dp4", "--workers", "2"], ["dp4", "needs 4 workers"]),
         (["--workers", "0"], ["workers"]),
         (["--workers", "3:2"], ["workers"]),
         (["--steps", "0"], ["steps"]),
@@ -387,7 +389,7 @@ def test_a_worker_killed_names_the_rank(echelon):
 
 def test_memory_that_runs_out_says_what_to_do(echelon):
     ran = echelon(changes="loss=lambda m, b: torch.empty(2**60).sum()")
-    check(ran, 2, "ConfigError", "memory", "microbatch")
+    check(ran, 2, "OutOfMemory", "memory", "microbatch")
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from echelon.fleet import PRELOAD, Start
 from echelon.fleet import launch as run_workers
 from echelon.job import Job
 from echelon.plan import Plan
-from echelon.plan.available import check_available
+from echelon.plan.available import resolve_available
 from echelon.progress import progress
 from echelon.request import Request, Script, Source
 from echelon.result import Result
@@ -129,8 +129,7 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
     """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
     count = count_workers(workers)
     plan = Plan.parse(request.plan)
-    check_available(plan)
-    plan.resolve(count)
+    resolve_available(plan, count)
     if isinstance(what, Job):
         from echelon.assemble import check_plan
 
@@ -189,7 +188,7 @@ def _join(request: Request, what: Any, around: int, workers: Workers) -> Result 
     from echelon.worker import rank_around_us, run_joined
 
     _check_workers(workers, around)
-    check_available(Plan.parse(request.plan))
+    resolve_available(Plan.parse(request.plan), around)
     if rank_around_us() != 0:
         return to_result(run_joined(replace(request, out=""), what))
     with claim(request.out, request.name, resume=request.resume) as run:

@@ -27,7 +27,7 @@ from echelon.layout import Microbatches, RunningStatistics, WholeModel, build_mo
 from echelon.layout.evaluation import Evaluation
 from echelon.loop import Turn
 from echelon.plan import Plan
-from echelon.plan.available import check_available
+from echelon.plan.available import resolve_available
 from echelon.randomness import Generators, derive
 from echelon.slices import Course, assign
 
@@ -67,7 +67,7 @@ class Parts:
 
 def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
     """The plan on so many workers, or the term that cannot work and why."""
-    check_available(plan)
+    resolved = resolve_available(plan, workers)
     if workers > job.slices:
         raise ConfigError(
             "workers",
@@ -82,7 +82,7 @@ def check_plan(job: Job, plan: Plan, workers: int, exact: bool) -> Plan:
         )
     if exact and job.slices > MOST_SLICES:
         raise ConfigError("slices", f"{job.slices} cannot be summed exactly; use at most {MOST_SLICES} with --exact")
-    return plan.resolve(workers)
+    return resolved
 
 
 def prepare(job: Job, plan: Plan, *, workers: int, device: torch.device, exact: bool, merge: bool = True) -> Prepared:

@@ -8,7 +8,16 @@ from echelon.plan.value import Plan
 AVAILABLE = frozenset({"dp"})
 
 
-def check_available(plan: Plan) -> None:
-    for feature, term in plan.terms().items():
-        if feature not in AVAILABLE:
-            raise ConfigError(term, "is not available yet; dp is")
+def resolve_available(plan: Plan, workers: int) -> Plan:
+    """The plan on exactly so many workers. Who asks for too few workers, and for a term that cannot run either, is told
+    both at once.
+    """
+    missing = next((term for feature, term in plan.terms().items() if feature not in AVAILABLE), None)
+    try:
+        resolved = plan.resolve(workers)
+    except ConfigError as error:
+        besides = f" (besides, {missing} is not available yet; dp is)" if missing else ""
+        raise ConfigError(error.term, error.why + besides) from None
+    if missing:
+        raise ConfigError(missing, "is not available yet; dp is")
+    return resolved

@@ -15,6 +15,7 @@ from echelon.events import Event
 from echelon.fleet import Start, launch
 from echelon.job import Job
 from echelon.plan import Plan
+from echelon.plan.available import resolve_available
 from echelon.proof.report import Report
 from echelon.request import Request, Source
 
@@ -59,7 +60,7 @@ def verify_file(
 
 def _prove(asked: Request, job: Job | None, workers: Workers, show: Show | None) -> Report:
     count = count_workers(workers)
-    Plan.parse(asked.plan).resolve(count)
+    resolve_available(Plan.parse(asked.plan), count)
     watch = _only_news(show)
     with tempfile.TemporaryDirectory(prefix="echelon-verify-") as place:
         folder = Path(place)

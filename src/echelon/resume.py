@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from echelon.agree import Agreement
 from echelon.checkpoint import Keeper, pack, unpack
@@ -135,17 +136,21 @@ def check_identity(state: State, job: Job, size: int) -> None:
 
 def share_state(state: State | None, group: Group) -> State | None:
     """Give every rank the state that rank 0 has read."""
-    outline = None
+    outline, tensors = None, dict[str, Tensor]()
     if state is not None:
-        shapes = {path: [str(t.dtype).removeprefix("torch."), list(t.shape)] for path, t in state.tensors.items()}
-        outline = {"step": state.step, "tensors": shapes, "values": pack(state.values)}
+        inside: dict[str, Tensor] = {}
+        packed = pack(state.values, inside)
+        tensors = {**state.tensors, **inside}
+        shapes = {path: [str(t.dtype).removeprefix("torch."), list(t.shape)] for path, t in tensors.items()}
+        outline = {"step": state.step, "tensors": shapes, "inside": sorted(inside), "values": packed}
     outline = group.gather(outline, "sharing the checkpoint")[0]
     if outline is None:
         return None
-    tensors = {}
+    found = {}
     for path, (dtype, shape) in outline["tensors"].items():
-        tensor = state.tensors[path] if state is not None else torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = tensors[path] if state is not None else torch.empty(shape, dtype=getattr(torch, dtype))
         on_wire = tensor.to(group.device)
         group.broadcast(on_wire, "sharing the checkpoint")
-        tensors[path] = on_wire if tensor.device == on_wire.device else on_wire.cpu()
-    return State(step=outline["step"], tensors=tensors, values=unpack(outline["values"]))
+        found[path] = on_wire if tensor.device == on_wire.device else on_wire.cpu()
+    among_values = {path: found.pop(path) for path in outline["inside"]}
+    return State(step=outline["step"], tensors=found, values=unpack(outline["values"], among_values))

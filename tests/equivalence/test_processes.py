@@ -174,6 +174,16 @@ def test_a_finished_run_resumed_changes_nothing(train, tmp_path):
     assert steps_of(tmp_path / "run") == list(range(1, STEPS + 1))
 
 
+def tensor_rate(parameters):
+    return torch.optim.AdamW(parameters, lr=torch.tensor(0.01))
+
+
+def test_a_learning_rate_that_is_a_tensor_is_gone_on_with_on_other_workers(train, expected):
+    train(JOBS["dense"](optimizer=tensor_rate, steps=3), 3)
+    resumed = train(JOBS["dense"](optimizer=tensor_rate), 2, resume=True)
+    assert resumed.digest == expected("dense", optimizer=tensor_rate)
+
+
 def checkpoints(tmp_path):
     return sorted((tmp_path / "run" / "checkpoints").iterdir())
 

@@ -17,8 +17,10 @@ from echelon.comm.meter import Meter, all_gather_bytes, all_reduce_bytes, broadc
 from echelon.comm.roll import Roll
 from echelon.errors import PeerLost, Timeout
 
+ENTRY_S = 1.0
+"""After so long a wait is entered into the roll, for the others to see."""
 NOTICE_S = 10.0
-"""After so long a wait looks at who is late, and says so; again after every further so long."""
+"""After so long it looks at who is late, and says so; again after every further so long."""
 
 Notify = Callable[[str], None]
 
@@ -56,16 +58,20 @@ class Pending:
     def wait(self) -> None:
         if self._work is None:
             return
-        began, late = time.monotonic(), list[int]()
+        began, late, entered = time.monotonic(), list[int](), False
         while True:
             try:
                 with transport_errors(self._during):
-                    self._work.wait(timedelta(seconds=NOTICE_S))
+                    self._work.wait(timedelta(seconds=NOTICE_S - ENTRY_S if entered else ENTRY_S))
             except Timeout as error:
                 waited = time.monotonic() - began
                 if self._work.is_completed():  # the transport's own bound
                     raise Timeout(f"{self._during}{_waiting_for(late)}", round(waited)) from error
-                late = self._group.look_for_the_late(self._number, self._during, waited)
+                if entered:
+                    late = self._group.look_for_the_late(self._number, self._during, waited)
+                else:
+                    self._group.enter_the_roll(self._number, self._during)
+                entered = True
             else:
                 return
 
@@ -107,14 +113,23 @@ class Group:
             return self._pending(self._process_group.allreduce([tensor]), during)
 
     def broadcast(self, tensor: Tensor, during: str, root: int = 0) -> None:
-        """Give every rank the tensor of rank `root`."""
-        if self._process_group is None:
+        """Give every rank the tensor of rank `root`: its bytes, so that any type and layout will do."""
+        if self._process_group is None or not tensor.numel():
             return
         if self.rank == root:
             self.meter.add(broadcast_bytes(tensor.nbytes, self.size))
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         with transport_errors(during):
-            work = dist.broadcast(tensor, group_src=root, group=self._process_group, async_op=True)
+            flat = plain.reshape(-1).view(torch.uint8)
+            work = dist.broadcast(flat, group_src=root, group=self._process_group, async_op=True)
         self._pending(work, during).wait()
+        if self.rank != root and plain.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(plain)
+
+    def enter_the_roll(self, number: int, during: str) -> None:
+        """Let the others see for what this rank waits."""
+        if self._roll is not None:
+            self._roll.enter(number, during)
 
     def look_for_the_late(self, number: int, during: str, waited_s: float) -> list[int]:
         """Which ranks a long wait is for, as far as they can be told; says so, from one of those that wait."""

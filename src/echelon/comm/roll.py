@@ -5,7 +5,8 @@
     rank 1   (nothing, or #40)                            still computing: the one waited for
     rank 3   waits for #41 adding up the bytes sent       elsewhere: it will never come, and all are told
 
-Costs nothing as long as nobody waits long.
+Costs nothing as long as nobody waits long. An entry is made well before its maker looks, so that those who came at the
+same moment as it are not taken for late.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ class Roll:
         self._rank = rank
         self._size = size
 
+    def enter(self, number: int, during: str) -> None:
+        """Say that this rank waits for operation `number`."""
+        self._store.set(self._key(self._rank), json.dumps([number, during]))
+
     def call(self, number: int, during: str) -> tuple[list[int], bool]:
         """The ranks that have not come to operation `number` yet, and whether this rank is the first that waits.
         Raises `OutOfStep` if another rank waits in another operation in its place.
         """
-        self._store.set(self._key(self._rank), json.dumps([number, during]))
         late: list[int] = []
         here = [self._rank]
         for rank in range(self._size):

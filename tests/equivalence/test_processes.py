@@ -349,24 +349,39 @@ def test_what_was_committed_before_a_divergence_is_saved_and_can_be_gone_on_from
     assert train(JOBS["dense"](), 3, resume=True).digest == expected("dense")
 
 
-def test_weights_that_are_no_numbers_do_not_become_the_newest_checkpoint(train, tmp_path):
-    class Cliff(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
+class Cliff(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * float("nan")
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
 
+
+@pytest.mark.parametrize(("workers", "exact"), [(1, False), (2, False), (2, True)])
+def test_a_gradient_that_is_no_number_is_applied_nowhere(train, expected, tmp_path, workers, exact):
     def loss(model, batch):
         value = classify(model, batch)
         loss.calls += 1
         return Cliff.apply(value) if loss.calls > 14 else value
 
     loss.calls = 0
+    with pytest.raises(Diverged, match=r"a gradient is nan, among .* See: echelon replay .* --slice 0") as caught:
+        train(job(loss=loss, clip=None), workers, exact=exact)
+    last = caught.value.step - 1
+    assert last >= 1
+    assert [path.name for path in checkpoints(tmp_path)] == [f"step-{last:08d}"]
+    saved = load_file(checkpoints(tmp_path)[-1] / "state.safetensors")
+    assert not any(tensor.isnan().any() for name, tensor in saved.items() if name.startswith("model/"))
+
+
+def test_weights_that_are_no_numbers_do_not_become_the_newest_checkpoint(train, tmp_path):
+    def collapse(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 2 else float("nan"))
+
     with pytest.raises(Diverged):
-        train(job(loss=loss, checkpoint_every=1, clip=None), 1, exact=False)
+        train(job(schedule=collapse, checkpoint_every=1), 1, exact=False)
     assert checkpoints(tmp_path)[-1].name == "step-00000002"
 
 

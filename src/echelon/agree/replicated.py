@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from echelon.agree.grid import has_grid
 from echelon.agree.outcome import Again, Applied, Outcome, Skipped
 from echelon.agree.summation import FloatSum, GridSum
 from echelon.agree.tail import Agreed, Flag, Tail, TailShape, of_one, read, write
@@ -178,10 +177,15 @@ class Replicated:
                 )
         for rank, extras in enumerate(agreed.extras):
             for index, top in enumerate(extras):
-                if not has_grid(float(top), self._slices):
+                if not self._sum.takes(float(top)):
                     names = self._sum.buckets[index].plan.names
+                    first = shares[rank].start
                     raise Diverged(
-                        step.number, f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied", rank
+                        step.number,
+                        f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied. "
+                        f"See: echelon replay RUN --step {step.number} --slice {first} (rank {rank} had slices "
+                        f"{first} to {shares[rank].stop - 1})",
+                        rank,
                     )
 
     def export(self) -> State:

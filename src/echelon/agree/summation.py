@@ -1,9 +1,14 @@
-"""Summing gradients over slices and workers while backward runs: in floating point, or exactly."""
+"""Summing gradients over slices and workers while backward runs: in floating point, or exactly.
+
+What each worker found in a bucket travels in the tail, so that a gradient that is no number is told before anything is
+applied: in exact mode its largest magnitude, from which the next grid follows, too. Without exact mode a GPU is not
+asked, since waiting for its answer would empty its queue.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -36,6 +41,8 @@ class Summation(Protocol):
 
     def mine(self) -> list[float]: ...
 
+    def takes(self, largest: float) -> bool: ...
+
     def misfit(self, agreed: Agreed) -> str | None: ...
 
     def finish(self, weight: float | None, agreed: Agreed) -> None: ...
@@ -57,7 +64,7 @@ class _Summation:
     ) -> None:
         plans = plan_buckets(parameters)
         self._group = group
-        self.extras = len(plans) if wire else 0
+        self.extras = len(plans) if wire or group.device.type == "cpu" else 0
         wire_of_last = wire or plans[-1].dtype
         self.buckets = [
             Bucket(
@@ -69,6 +76,7 @@ class _Summation:
             )
             for index, plan in enumerate(plans)
         ]
+        self._largest = [0.0] * self.extras
         self._sent: list[Pending] = []
         self._write_tail: WriteTail | None = None
         self._last = False
@@ -81,9 +89,14 @@ class _Summation:
     def open(self, write_tail: WriteTail) -> None:
         self._write_tail = write_tail
         self._sent = []
+        self._largest = [0.0] * self.extras
         for bucket in self.buckets:
             bucket.clear()
             bucket.present = [False] * len(bucket.parameters)
+
+    def mine(self) -> list[float]:
+        """What this worker found in each bucket."""
+        return self._largest
 
     def _full(self, index: int) -> None:
         raise NotImplementedError
@@ -123,12 +136,16 @@ class FloatSum(_Summation):
         bucket = self.buckets[index]
         if self._group.size > 1:
             bucket.pack()
+            values = [bucket.flat[: bucket.plan.numel]]
         else:
+            values = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
             bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
+        if self.extras:
+            self._largest[index] = not_finite(values)
         self._send(index)
 
-    def mine(self) -> list[float]:
-        return []
+    def takes(self, largest: float) -> bool:
+        return math.isfinite(largest)
 
     def misfit(self, _agreed: Agreed) -> str | None:
         return None
@@ -157,12 +174,10 @@ class GridSum(_Summation):
         super().__init__(parameters, group, torch.float64, tail_numel)
         self._slices = slices
         self.k = [grid.FIRST_K] * len(self.buckets)
-        self._largest = [0.0] * len(self.buckets)
         self._first = True
 
     def open(self, write_tail: WriteTail) -> None:
         super().open(write_tail)
-        self._largest = [0.0] * len(self.buckets)
         self._first = True
 
     @contextmanager
@@ -183,8 +198,8 @@ class GridSum(_Summation):
         if self._last:
             self._send(index)
 
-    def mine(self) -> list[float]:
-        return self._largest
+    def takes(self, largest: float) -> bool:
+        return grid.has_grid(largest, self._slices)
 
     def misfit(self, agreed: Agreed) -> str | None:
         """Why the step must be computed again, if it must; the next k of every bucket is set either way."""
@@ -208,6 +223,14 @@ class GridSum(_Summation):
             start += len(bucket.parameters)
         largest = agreed.extras.max(axis=0)
         self.k = [grid.next_k(k, float(top)) for k, top in zip(self.k, largest, strict=True)]
+
+
+def not_finite(values: Sequence[Tensor]) -> float:
+    """NaN or infinity if there is one in the tensors, else 0. One look at their sum, as long as that is finite."""
+    if all(math.isfinite(abs(tensor.sum().item())) for tensor in values):
+        return 0.0
+    found = [grid.largest_magnitude(torch.view_as_real(t) if t.is_complex() else t) for t in values]
+    return next((largest for largest in found if not math.isfinite(largest)), 0.0)
 
 
 def _larger(a: float, b: float) -> float:

@@ -31,7 +31,6 @@ examples:
   echelon train job.py --workers 4 --steps 100              four workers, at most 100 steps
   echelon train job.py:small --workers 2                    the job called `small` in that file
   echelon train job.py --workers 4 --exact                  the same bits as with any other number of workers
-  echelon train job.py --workers 2:4                        go on while at least 2 of 4 workers are left
   echelon train job.py --out runs/a                         then stop it with Ctrl-C, and go on, on fewer workers:
   echelon train job.py --out runs/a --resume --workers 2
   echelon train job.py --json 2>/dev/null | tail -n 1       the result as one JSON object
@@ -41,7 +40,7 @@ VERIFY_EPILOG = """\
 examples:
   echelon verify job.py --workers 4                         equal within the rounding that the arithmetic allows?
   echelon verify job.py --workers 3 --exact                 equal to the bit? (exit code 4 if not)
-  echelon verify job.py --plan dp+zero2 --workers 4 --steps 20
+  echelon verify job.py --plan dp --workers 4 --steps 20
 
 The job runs twice: once in one plain process, once under the plan. Losses, gradient norms and every parameter are
 compared after every step; the first step and parameter that differ are named.
@@ -126,8 +125,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FILE[:job]", help="Python file, and the job's name in it (default: job)")
-    parser.add_argument("--plan", default="dp", metavar="P", help="how to train, e.g. dp+zero2 (default: dp)")
-    parser.add_argument("--workers", type=_workers, metavar="N", help="number of workers, or MIN:N (default: 1)")
+    parser.add_argument("--plan", default="dp", metavar="P", help="how to train (default: dp, today the only one)")
+    parser.add_argument("--workers", type=_workers, metavar="N", help="number of workers (default: 1)")
     parser.add_argument("--exact", action="store_true", help="the same bits on any number of workers")
     parser.add_argument("--steps", type=_positive, metavar="S", help="steps, in place of what the job says")
 

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import echelon
 from echelon.checkpoint import digest
@@ -106,6 +107,41 @@ def test_metrics_do_not_depend_on_the_number_of_workers(train):
     assert one == three
     assert set(one) == {"accuracy", "loss"}
     assert [e["step"] for e in train.shown if e["event"] == "evaluate"] == [3, 6, 7]
+
+
+class Rescaled(nn.Module):
+    """Forward changes a parameter and a buffer, each worker by what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.fill_(1 / x.detach().abs().max())
+            self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
+        return self.last(x * self.scale)
+
+
+class Growing(Rescaled):
+    """Its buffer has as many entries as the worker has seen samples."""
+
+    def forward(self, x):
+        self.largest = torch.cat((self.largest.reshape(-1), x.detach()[:, 0]))
+        return self.last(x)
+
+
+def test_what_forward_changes_is_rank_0_s_on_every_worker(train):
+    result = train(job(model=Rescaled, steps=3, schedule=None), 3, exact=False)
+    assert not [e for e in train.shown if "differ in their last bits" in e.get("message", "")]
+    assert result.steps == 3
+
+
+def test_what_grows_differently_on_each_worker_is_refused_by_name(train):
+    with pytest.raises(ConfigError, match="forward gives one of largest another shape or type on each worker"):
+        train(job(model=Growing, steps=3, schedule=None), 3, exact=False)
 
 
 # --- stopped and resumed ---------------------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ def test_a_buffer_that_forward_changes_is_noticed(how):
 class OwnNorm(nn.BatchNorm2d):
     """A norm with a rule that we do not know."""
 
+    def forward(self, x):
+        return super().forward(x).mul(1.5)
+
 
 @pytest.mark.parametrize("norm", [nn.InstanceNorm2d(3, track_running_stats=True), OwnNorm(3)])
 def test_running_statistics_without_a_rule_of_ours_are_noticed(norm):
@@ -140,7 +143,7 @@ def test_what_forward_changes_is_noticed_however_it_does_it(how, parameters, buf
     guard = Guard(module, frozenset(), exact=True)
     guard.open()
     module(torch.randn(4, 3))
-    with pytest.raises(ConfigError, match=(parameters or buffers).pop()):
+    with pytest.raises(ConfigError, match="|".join(parameters | buffers)):
         guard.close()
 
 

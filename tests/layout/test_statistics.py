@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from echelon.layout import RunningStatistics
+from echelon.layout.statistics import normalises_by_batch
 
 
 class Net(nn.Module):
@@ -186,3 +187,37 @@ def test_a_norm_at_two_places_of_the_model_is_one_norm():
     norm = nn.BatchNorm1d(3)
     statistics = RunningStatistics(nn.Sequential(norm, nn.ReLU(), norm), 1)
     assert statistics.width == 2 * 3 + 1
+
+
+class Named(nn.BatchNorm1d):
+    """A subclass that leaves forward as it is, as libraries write them."""
+
+
+class Other(nn.BatchNorm1d):
+    """One that does something of its own with its statistics."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_a_subclass_follows_the_rule_as_long_as_its_forward_is_torch_s():
+    assert RunningStatistics(Named(3), 1)
+    assert not RunningStatistics(Other(3), 1)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.BatchNorm2d(3, track_running_stats=False), Other(3)])
+def test_whatever_normalises_by_batch_is_known_tracked_or_not(norm):
+    assert normalises_by_batch(nn.Sequential(nn.Linear(3, 3), norm))
+    assert not normalises_by_batch(nn.Sequential(nn.LayerNorm(3), nn.GroupNorm(1, 3)))
+
+
+def test_statistics_in_half_precision_are_not_multiplied_by_a_rounded_factor():
+    mine = Net(nn.BatchNorm1d(64, momentum=0.3).to(torch.bfloat16))
+    parts = [part.to(torch.bfloat16) for part in batches(3, (4, 64))]
+    start = mine.norm.running_var.clone()
+    ends = [by_slice(mine, [part])[0].norm.running_var for part in parts]
+    (mine,) = by_slice(mine, parts)
+    expected = start
+    for end in ends:
+        expected = (expected - start) * 0.7 + end  # 0.7 is 0.69921875 in bfloat16
+    assert torch.equal(mine.norm.running_var, expected)

@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -95,8 +96,8 @@ class Replicated:
         flags = Flag.STOP if self._stop() else 0
         if self._result.means is not None:
             flags |= Flag.MEANS if self._result.means else Flag.SUMS
-        if self._result.buffers_changed:
-            flags |= Flag.BUFFERS
+        if self._result.changed:
+            flags |= Flag.CHANGED
         tail = Tail(
             losses=[(loss.index, loss.total, loss.weight) for loss in self._result.losses],
             flags=flags,
@@ -131,7 +132,7 @@ class Replicated:
         if self._probe:
             self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
         norm = self._update.apply()
-        self._settle(agreed, bool(flags & Flag.BUFFERS))
+        self._settle(agreed, bool(flags & Flag.CHANGED))
         return Applied(
             loss=total_loss(agreed.losses) / weight,
             weight=weight,
@@ -146,14 +147,26 @@ class Replicated:
         self.committed += 1
         return Skipped(reason="the total weight is 0", losses=agreed.losses, sent_bytes=agreed.sent_bytes, stop=stop)
 
-    def _settle(self, agreed: Agreed, buffers_changed: bool) -> None:
+    def _settle(self, agreed: Agreed, changed: bool) -> None:
         if self._statistics:
             self._statistics.apply(agreed.rows)
-        if buffers_changed:  # no rule of ours orders these changes; rank 0's count, as under DDP
-            for name, buffer in persistent_buffers(self._module).items():
-                if name not in self._statistics.names:
-                    self._group.broadcast(buffer, "sharing the buffers that forward changes")
+        if changed:
+            self._share_what_forward_changes()
         self.committed += 1
+
+    def _share_what_forward_changes(self) -> None:
+        """No rule of ours orders these changes, so rank 0's count, as under DDP: the workers must not drift apart."""
+        during = "sharing what forward changes"
+        kept = self._module.state_dict(keep_vars=True)  # what is not in it is a cache, and each worker's own
+        forms = repr([(name, tuple(t.shape), t.dtype) for name, t in kept.items() if isinstance(t, Tensor)])
+        said = self._group.gather([sorted(self._result.changed & kept.keys()), crc32(forms.encode())], during)
+        names = sorted(set().union(*(changed for changed, _ in said)))
+        if len({form for _, form in said}) > 1:
+            raise ConfigError(
+                "model", f"forward gives one of {', '.join(names)} another shape or type on each worker; keep its shape"
+            )
+        for name in names:
+            self._group.broadcast(kept[name], during)
 
     def _check_finite(self, step: Step, agreed: Agreed, shares: Sequence[range]) -> None:
         for index, (total, weight) in enumerate(agreed.losses):

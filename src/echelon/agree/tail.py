@@ -26,7 +26,7 @@ class Flag(IntEnum):
     STOP = 1
     MEANS = 2
     SUMS = 4
-    BUFFERS = 8
+    CHANGED = 8
 
 
 @dataclass(frozen=True, kw_only=True)

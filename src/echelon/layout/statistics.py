@@ -11,14 +11,26 @@ A forward in eval mode inside a slice reads what a single process would: the com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 # InstanceNorm is not among them: it does not count its batches, so that nobody knows how often it ran in a slice.
 TRACKING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def normalises_by_batch(module: nn.Module) -> bool:
+    """Whether the samples that are computed together change each other's results, tracked or not."""
+    return any(isinstance(child, _BatchNorm) for child in module.modules())
+
+
+def _follows_the_rule(child: nn.Module) -> bool:
+    """A subclass with a forward of its own may do anything to its statistics."""
+    return isinstance(child, TRACKING) and type(child).forward is _BatchNorm.forward
 
 
 class RunningStatistics:
@@ -28,7 +40,7 @@ class RunningStatistics:
         found = {
             name: child
             for name, child in module.named_modules()
-            if type(child) in TRACKING and child.running_mean is not None and child.num_batches_tracked is not None
+            if _follows_the_rule(child) and child.running_mean is not None and child.num_batches_tracked is not None
         }
         self.names = frozenset(
             f"{name}.{key}" if name else key
@@ -92,7 +104,7 @@ class RunningStatistics:
                     ends += [mean.to(norm.running_mean.dtype), var.to(norm.running_var.dtype)]
             if running:
                 apart = torch._foreach_sub(running, start)
-                torch._foreach_mul_(apart, factors)
+                _multiply(apart, factors)
                 torch._foreach_add_(apart, ends)
                 torch._foreach_copy_(running, apart)
             for norm, count in zip(self._norms, passes, strict=True):
@@ -101,6 +113,15 @@ class RunningStatistics:
 
 def _buffers(norm: Any) -> tuple[Tensor, Tensor, Tensor]:
     return norm.running_mean, norm.running_var, norm.num_batches_tracked
+
+
+def _multiply(tensors: Sequence[Tensor], factors: list[float]) -> None:
+    """All at once; but for half precision, to which torch would round the factors first."""
+    if all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors):
+        torch._foreach_mul_(list(tensors), factors)
+        return
+    for tensor, factor in zip(tensors, factors, strict=True):
+        tensor.mul_(factor)
 
 
 def _average(norm: Any, begun: list[Tensor], ends: tuple[Tensor, Tensor], count: float) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from echelon.errors import ConfigError, UserError, users_code
 from echelon.layout.coming import fetch, send
 from echelon.layout.guard import Guard
-from echelon.layout.statistics import RunningStatistics
+from echelon.layout.statistics import RunningStatistics, normalises_by_batch
 from echelon.randomness import Generators, slice_seed
 from echelon.slices import Slice, Step
 
@@ -47,13 +47,13 @@ class SliceLoss:
 class StepResult:
     """What a worker computed, filled while it computes.
 
-    `means`: losses were means, not (sum, weight); None when it computed nothing. `buffers_changed`: forward changed
-    buffers other than BatchNorm's.
+    `means`: losses were means, not (sum, weight); None when it computed nothing. `changed`: parameters, and buffers
+    other than BatchNorm's, that forward was seen to change, in this step or before.
     """
 
     losses: list[SliceLoss] = field(default_factory=list)
     means: bool | None = None
-    buffers_changed: bool = False
+    changed: frozenset[str] = frozenset()
 
 
 class Microbatches:
@@ -88,7 +88,7 @@ class Microbatches:
         self._seed = seed
         self._device = device
         self._rank = rank
-        self._merge = merge and not exact and not statistics
+        self._merge = merge and not exact and not normalises_by_batch(module)
         self._exact = exact
         self._microbatch = microbatch
         self._guard = Guard(module, statistics.names, exact)
@@ -120,7 +120,7 @@ class Microbatches:
         self._guard.close()
         if self._is_first:
             self._look_for_new_generators()
-        result.buffers_changed = bool(self._guard.buffers)
+        result.changed = frozenset(self._guard.buffers | self._guard.parameters)
         if self._statistics:
             self._statistics.close(first.index)
         is_pair = isinstance(value, tuple)

@@ -107,7 +107,7 @@ def _reference(start: WorkerStart, job: Job) -> int:
         start.tether.send({"kind": "event", "event": {"event": "reference", "message": message}})
     if draws and not why_apart:
         why_apart = "the model draws random numbers, so merging would change results in distribution"
-    if not exact and why_apart and not reference.norms:
+    if not exact and why_apart and not reference.norms.by_batch:
         notes.append(f"slices were not merged under the plan: {why_apart}")
     if changed:
         notes.append(
@@ -134,7 +134,7 @@ def _say_steps(steps: int, per_epoch: int, total: int) -> str:
 
 def _why_apart(reference: Reference) -> str:
     """Why slices must not be merged for this proof: because merging gives another result, in the very first step."""
-    if reference.exact or reference.norms:
+    if reference.exact or reference.norms.by_batch:
         return ""
     task = reference.lesson(1)
     buffers = {name: b.clone() for name, b in reference.module.named_buffers()}

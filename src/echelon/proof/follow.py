@@ -57,7 +57,7 @@ class Follower:
     def __init__(self, reference: Reference, record: Record, *, merges: bool) -> None:
         self.reference = reference
         self.record = record
-        self._merges = merges and not reference.norms and not reference.exact
+        self._merges = merges and not reference.norms.by_batch and not reference.exact
         self.moment: Moment | None = None
 
     def step(self, number: int) -> Findings:

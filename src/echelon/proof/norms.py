@@ -19,11 +19,13 @@ class Norms:
         self._layers = {
             name: layer
             for name, layer in module.named_modules()
-            if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+            and type(layer).forward is _BatchNorm.forward
             and layer.running_mean is not None
             and layer.num_batches_tracked is not None
         }
         keys = ("running_mean", "running_var", "num_batches_tracked")
+        self.by_batch = any(isinstance(layer, _BatchNorm) for layer in module.modules())  # tracked or not
         self.names = {f"{name}.{key}" if name else key for name in self._layers for key in keys}
 
     def __bool__(self) -> bool:

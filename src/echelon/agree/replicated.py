@@ -19,12 +19,13 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from echelon.agree.finite import check_finite
 from echelon.agree.outcome import Again, Applied, Outcome, Skipped
 from echelon.agree.summation import FloatSum, GridSum
 from echelon.agree.tail import Agreed, Flag, Tail, TailShape, of_one, read, write
 from echelon.agree.update import Update
 from echelon.comm import Group
-from echelon.errors import ConfigError, Diverged, UserError
+from echelon.errors import ConfigError, UserError
 from echelon.layout import RunningStatistics, StepResult, parameters_of, persistent_buffers
 from echelon.layout.whole import MIXED_LOSS
 from echelon.slices import Step
@@ -119,7 +120,7 @@ class Replicated:
         flags = functools.reduce(operator.or_, agreed.flags)
         if flags & Flag.MEANS and flags & Flag.SUMS:
             raise UserError(self._group.rank, MIXED_LOSS)
-        self._check_finite(step, agreed, shares)
+        check_finite(step, agreed, shares, self._sum, self._group.rank)
         misfit = self._sum.misfit(agreed)
         if misfit:
             return Again(reason=misfit)
@@ -168,39 +169,6 @@ class Replicated:
         for name in names:
             self._group.broadcast(kept[name], during)
 
-    def _check_finite(self, step: Step, agreed: Agreed, shares: Sequence[range]) -> None:
-        for index, (total, weight) in enumerate(agreed.losses):
-            if not (math.isfinite(total) and math.isfinite(weight)):
-                owner = next((rank for rank, share in enumerate(shares) if index in share), 0)
-                which = _slices_of(index, agreed.losses, shares[owner])
-                what = (
-                    f"the loss of {which} is {total}"
-                    if not math.isfinite(total)
-                    else f"the weight of {which} is {weight}"
-                )
-                raise Diverged(
-                    step.number,
-                    f"{what}; nothing was applied. See: echelon replay RUN --step {step.number} --slice {index}",
-                    owner,
-                )
-            if weight < 0:
-                raise UserError(
-                    self._group.rank,
-                    f"loss returned the weight {weight} in step {step.number}, slice {index}; weights are at least 0",
-                )
-        for rank, extras in enumerate(agreed.extras):
-            for index, top in enumerate(extras):
-                if not self._sum.takes(float(top)):
-                    names = self._sum.buckets[index].plan.names
-                    first = shares[rank].start
-                    raise Diverged(
-                        step.number,
-                        f"a gradient is {top}, among {names[-1]} ... {names[0]}; nothing was applied. "
-                        f"See: echelon replay RUN --step {step.number} --slice {first} (rank {rank} had slices "
-                        f"{first} to {shares[rank].stop - 1})",
-                        rank,
-                    )
-
     def export(self) -> State:
         """Everything that must outlive this worker, by name."""
         state = State(step=self.committed)
@@ -238,14 +206,6 @@ class Replicated:
     def detach(self) -> None:
         """Give the parameters back as they were: no hooks, no buffers."""
         self._sum.detach()
-
-
-def _slices_of(index: int, losses: Sequence[tuple[float, float]], share: range) -> str:
-    """A worker's merged slices have one loss, in the place of the first of them."""
-    last = index
-    while last + 1 in share and losses[last + 1] == (0.0, 0.0):
-        last += 1
-    return f"slice {index}" if last == index else f"slices {index} to {last} (merged)"
 
 
 def total_loss(losses: Sequence[tuple[float, float]]) -> float:

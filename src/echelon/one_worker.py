@@ -78,6 +78,7 @@ def _call_main(
         plan=Plan.parse(request.plan),
         exact=request.exact,
         merge=request.merge,
+        steps=request.steps,
         session=lambda prepared: Session(request, prepared, group, line),
     )
     stopped = False
@@ -86,6 +87,7 @@ def _call_main(
         try:
             with users_code("running main", place.rank):
                 main(run)
+            run.check_ended()
         except StopAsked:
             stopped = True
         if run.session is None:

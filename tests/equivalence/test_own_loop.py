@@ -71,6 +71,84 @@ def test_without_steps_each_pass_over_the_batches_is_one_epoch(launch, tmp_path)
     assert steps_of(tmp_path) == list(range(1, 7))
 
 
+def looking(run, clip=None, microbatch=None):
+    """Clips by hand, as any PyTorch loop does, and remembers what it clipped."""
+    options = {**OPTIONS, "clip": None, "microbatch": microbatch}
+    model, optimizer, batches = run.prepare(Dense(), adamw, Noisy(), steps=7, **options)
+    norms = []
+    for batch in batches:
+        model.zero_grad()
+        run.backward(classify(model, batch))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in model.parameters())
+    assert max(norms) > 0.5
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_gradients_clipped_by_hand_are_the_agreed_ones(launch, exact):
+    one, two = (launch(looking, workers, exact=exact) for workers in (1, 3))
+    assert one.loss == pytest.approx(two.loss, rel=1e-5)
+    if exact:
+        assert one.digest == two.digest
+
+
+def test_what_is_done_to_gradients_before_a_share_is_complete_changes_nothing(launch):
+    def in_parts(run):
+        looking(run, microbatch=8)
+
+    assert launch(in_parts, 2, exact=False).loss == pytest.approx(launch(looking, 1).loss, rel=1e-4)
+
+
+def test_clipping_by_hand_acts_as_the_clip_of_prepare(launch):
+    by_hand, by_us = launch(looking, 2), launch(ordinary, 2)
+    assert by_hand.loss == pytest.approx(by_us.loss, rel=1e-4)
+
+
+def test_gradients_cannot_be_changed_in_a_step_in_which_a_worker_has_no_samples(launch):
+    def short(run):
+        model, optimizer, batches = run.prepare(Dense(), adamw, Noisy(52), batch=50, slices=4, epochs=1, seed=11)
+        for x, y in batches:
+            run.backward((model.last(model.first(x)).square().sum(), len(y)))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+
+    with pytest.raises(UserError, match=r"changed the gradients of step 2.*use clip="):
+        launch(short, 4)
+
+
+def test_a_loop_that_ends_in_the_middle_of_a_step_is_told_so(launch):
+    def half(run):
+        model, optimizer, batches = run.prepare(Dense(), adamw, Noisy(), steps=7, **OPTIONS)
+        for batch in batches:
+            run.backward(classify(model, batch))
+            optimizer.step()
+            return
+
+    with pytest.raises(UserError, match="in the middle of step 1"):
+        launch(half, 2)
+
+
+def test_a_closure_is_refused(launch):
+    def closure(run):
+        model, optimizer, batches = run.prepare(Dense(), adamw, Noisy(), steps=7, **OPTIONS)
+        for batch in batches:
+            run.backward(classify(model, batch))
+            optimizer.step(lambda: None)
+
+    with pytest.raises(ConfigError, match="would compute the loss again"):
+        launch(closure)
+
+
+def test_batches_know_their_number_of_steps(launch):
+    def count(run):
+        _, _, batches = run.prepare(Dense(), adamw, Noisy(), steps=7, **OPTIONS)
+        assert len(batches) == 7
+
+    launch(count)
+
+
 def test_leaving_the_loop_early_keeps_what_was_committed(launch, tmp_path):
     def until_three(run):
         model, optimizer, batches = run.prepare(Dense(), adamw, Noisy(), steps=7, **{**OPTIONS, "slices": 2})

@@ -54,6 +54,7 @@ Outcome = Applied | Skipped | Again
 
 class Agreement(Protocol):
     """Called by the loop in this order: begin, window (around each backward), commit. Between steps: export, restore.
+    A loop of the user's own calls `prepare` before commit, and may look at the agreed gradients in between.
 
     `begin` is given the result that the executor fills while it runs, and asks `stop` when the last bucket leaves.
     """
@@ -61,6 +62,8 @@ class Agreement(Protocol):
     def begin(self, step: Step, /, result: StepResult, stop: Callable[[], bool]) -> None: ...
 
     def window(self, last: bool) -> AbstractContextManager[None]: ...
+
+    def prepare(self, step: Step, shares: Sequence[range]) -> Again | None: ...
 
     def commit(self, step: Step, shares: Sequence[range]) -> Outcome: ...
 

@@ -14,11 +14,12 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from zlib import crc32
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from echelon.agree.changes import share_changes
 from echelon.agree.finite import check_finite
 from echelon.agree.outcome import Again, Applied, Outcome, Skipped
 from echelon.agree.summation import FloatSum, GridSum
@@ -33,6 +34,15 @@ from echelon.state import State
 
 Probe = Callable[[Step, Mapping[str, Tensor]], None]
 """Looks at the agreed mean gradients before they are clipped and applied (verify does)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A step between its two phases."""
+
+    agreed: Agreed
+    flags: int
+    weight: float
 
 
 class Replicated:
@@ -61,6 +71,7 @@ class Replicated:
         self._result = StepResult()
         self._stop: Callable[[], bool] = lambda: False
         self._alone: Agreed | None = None
+        self._prepared: _Prepared | None = None
         if exact:
             self._sum: FloatSum | GridSum = GridSum(self._parameters, group, self._tail_numel, slices)
         else:
@@ -88,6 +99,7 @@ class Replicated:
         """
         self._result = result
         self._stop = stop
+        self._prepared = None
         self._sum.open(self._write_tail)
 
     def window(self, last: bool) -> AbstractContextManager[None]:
@@ -113,8 +125,10 @@ class Replicated:
         else:
             write(tail, self._shape, self._group.rank, self._sum.tail)
 
-    def commit(self, step: Step, shares: Sequence[range]) -> Outcome:
-        """Agree, then apply one update on every worker or nothing anywhere."""
+    def prepare(self, step: Step, shares: Sequence[range]) -> Again | None:
+        """The first phase. After it every worker knows the outcome, and the gradients are the agreed mean, unless the
+        step is to be computed again or its weight is 0.
+        """
         self._sum.close()
         agreed = self._alone or read(self._shape, self._sum.tail)
         flags = functools.reduce(operator.or_, agreed.flags)
@@ -125,18 +139,29 @@ class Replicated:
         if misfit:
             return Again(reason=misfit)
         weight = math.fsum(w for _, w in agreed.losses)
-        stop = bool(flags & Flag.STOP)
-        if weight == 0:
+        if weight:
+            scaled_already = flags & Flag.MEANS and isinstance(self._sum, FloatSum)
+            self._sum.finish(None if scaled_already else weight, agreed)
+            if self._probe:
+                self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
+        self._prepared = _Prepared(agreed=agreed, flags=flags, weight=weight)
+        return None
+
+    def commit(self, step: Step, shares: Sequence[range]) -> Outcome:
+        """Agree, if that is still to be done, then apply one update on every worker or nothing anywhere."""
+        again = self.prepare(step, shares) if self._prepared is None else None
+        if again is not None:
+            return again
+        assert self._prepared is not None
+        ready, self._prepared = self._prepared, None
+        agreed, stop = ready.agreed, bool(ready.flags & Flag.STOP)
+        if not ready.weight:
             return self._skip(agreed, stop)
-        scaled_already = flags & Flag.MEANS and isinstance(self._sum, FloatSum)
-        self._sum.finish(None if scaled_already else weight, agreed)
-        if self._probe:
-            self._probe(step, {name: p.grad for name, p in self._parameters.items() if p.grad is not None})
         norm = self._update.apply()
-        self._settle(agreed, bool(flags & Flag.CHANGED))
+        self._settle(agreed, bool(ready.flags & Flag.CHANGED))
         return Applied(
-            loss=total_loss(agreed.losses) / weight,
-            weight=weight,
+            loss=total_loss(agreed.losses) / ready.weight,
+            weight=ready.weight,
             losses=agreed.losses,
             sent_bytes=agreed.sent_bytes,
             stop=stop,
@@ -152,22 +177,8 @@ class Replicated:
         if self._statistics:
             self._statistics.apply(agreed.rows)
         if changed:
-            self._share_what_forward_changes()
+            share_changes(self._module, self._result.changed, self._group)
         self.committed += 1
-
-    def _share_what_forward_changes(self) -> None:
-        """No rule of ours orders these changes, so rank 0's count, as under DDP: the workers must not drift apart."""
-        during = "sharing what forward changes"
-        kept = self._module.state_dict(keep_vars=True)  # what is not in it is a cache, and each worker's own
-        forms = repr([(name, tuple(t.shape), t.dtype) for name, t in kept.items() if isinstance(t, Tensor)])
-        said = self._group.gather([sorted(self._result.changed & kept.keys()), crc32(forms.encode())], during)
-        names = sorted(set().union(*(changed for changed, _ in said)))
-        if len({form for _, form in said}) > 1:
-            raise ConfigError(
-                "model", f"forward gives one of {', '.join(names)} another shape or type on each worker; keep its shape"
-            )
-        for name in names:
-            self._group.broadcast(kept[name], during)
 
     def export(self) -> State:
         """Everything that must outlive this worker, by name."""

@@ -101,3 +101,12 @@ def test_a_worker_without_weight_gets_nothing():
 def test_weights_that_say_nothing_are_refused(weights):
     with pytest.raises(ConfigError, match="weights"):
         assign(4, weights)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "smallest"), [(100, 32, 1), (96, 32, 4), (104, 32, 1), (112, 32, 2), (5, 32, 1), (131, 50, 3)]
+)
+def test_the_smallest_slice_is_that_of_a_full_or_a_short_step(size, batch, smallest):
+    course = Course(size=size, batch=batch, slices=8, epochs=1)
+    found = [len(piece) for number in range(1, course.total + 1) for piece in course.step(number).slices if len(piece)]
+    assert course.smallest_slice == smallest == min(found)

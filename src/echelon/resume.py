@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,14 @@ class Checkpoints:
         self._keeper = Keeper(run / "checkpoints", job.keep) if group.rank == 0 else None
         self._newest: int | None = None
         self._loss: float | None = None
-        snapshot(self._state())  # what cannot be saved is refused before anything is computed
+        self.check()
+
+    def check(self) -> None:
+        """Refuse what cannot be saved: before anything is computed, and when the optimizer has made its state."""
+        try:
+            snapshot(self._state())
+        except ConfigError as error:
+            raise ConfigError(*_in_words(error)) from error
 
     def resume(self) -> Resumed:
         """Go on from the newest sound checkpoint, if there is one."""
@@ -154,3 +162,13 @@ def share_state(state: State | None, group: Group) -> State | None:
         found[path] = on_wire if tensor.device == on_wire.device else on_wire.cpu()
     among_values = {path: found.pop(path) for path in outline["inside"]}
     return State(step=outline["step"], tensors=found, values=unpack(outline["values"], among_values))
+
+
+def _in_words(error: ConfigError) -> tuple[str, str]:
+    """Whose value it is that cannot be saved, for one who knows nothing of how a state is kept."""
+    match re.findall(r"\['([^']*)'\]", error.term):
+        case ["optimizer", "plain", parameter, key, *_]:
+            return "optimizer", f"its state {key!r} of {parameter} cannot be kept in a checkpoint: {error.why}"
+        case [("optimizer" | "schedule") as whose, *path]:
+            return whose, f"its state {'.'.join(path)!r} cannot be kept in a checkpoint: {error.why}"
+    return error.term, error.why

@@ -15,7 +15,7 @@ from echelon.comm import Group
 from echelon.errors import Diverged
 from echelon.events import Event, event, rewind
 from echelon.job import ENDLESS
-from echelon.layout import model_tensors
+from echelon.layout import model_tensors, too_small
 from echelon.loop import StepDone, train
 from echelon.plan import Plan
 from echelon.record import Recorder
@@ -71,7 +71,7 @@ class Session:
         prepared, course = self._prepared, self._prepared.course
         if self._group.rank == 0:
             write_job(self._run, describe(self._request, prepared, hosts))
-        for message in (*resumed.messages, *remarks(hosts)):
+        for message in (*resumed.messages, *remarks(hosts), *too_small(prepared.module, course)):
             self._report(event("warning", message=message))
         endless = prepared.job.epochs == ENDLESS
         start = event(
@@ -116,6 +116,8 @@ class Session:
     def after(self, done: StepDone) -> None:
         """What is due once a step is committed."""
         self._finished = time.perf_counter()
+        if not self._seconds:
+            self._checkpoints.check()
         self._note(done)
         if self._recorder is not None:
             self._recorder.step(done, self.parts.agreement.export())

@@ -64,6 +64,12 @@ class Course:
             return self.steps
         return (self.epochs or 0) * self.steps_per_epoch
 
+    @property
+    def smallest_slice(self) -> int:
+        """How few samples a slice may have (empty ones are not computed)."""
+        steps = {min(self.batch, self.size), self.size % self.batch or self.batch}
+        return min(max(1, samples // self.slices) for samples in steps)
+
     def step(self, number: int) -> Step:
         epoch, index = divmod(number - 1, self.steps_per_epoch)
         start = index * self.batch

@@ -69,6 +69,28 @@ SCHEDULES = {
 }
 
 
+class Odd(torch.optim.Optimizer):
+    """Keeps state under keys of every kind, and some that belongs to no parameter."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        shared = self.state["shared"]
+        shared["count"] = shared.get("count", 0) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    kept = self.state[p]
+                    kept["a/b"] = kept.get("a/b", torch.zeros_like(p)) * 0.5 + p.grad
+                    kept[0] = kept.get(0, torch.zeros(())) + 1
+                    p.sub_(kept["a/b"] * kept[0], alpha=group["lr"] / shared["count"])
+
+
+OPTIMIZERS["odd"] = Odd
+
+
 def build(optimizer, schedule=None, clip=None):
     module = Net()
     return module, Update(parameters_of(module), optimizer, schedule, clip=clip, exact=True)

@@ -326,6 +326,12 @@ def test_a_parameter_that_nobody_uses_is_named_in_a_warning(train, tmp_path):
     assert "no gradient for idle" in warning["message"]
 
 
+def test_slices_too_small_for_batchnorm_are_warned_of_at_the_start(train, tmp_path):
+    train(JOBS["dense"](steps=1, batch=59), 1)
+    first = next(e for e in events(tmp_path / "run") if e["event"] == "warning")
+    assert "BatchNorm1d, which fails on a single sample, and 13 samples in 7 slices" in first["message"]
+
+
 def test_job_json_says_what_ran(train, tmp_path):
     train(JOBS["dense"](), 2)
     record = json.loads((tmp_path / "run" / "job.json").read_text())

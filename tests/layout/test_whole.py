@@ -99,6 +99,8 @@ class Frozen(nn.Module):
     ("make", "why"),
     [
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "1 is SyncBatchNorm"),
+        (lambda: torch.compile(nn.Linear(2, 2)), "compiled already.*compile=True"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "wrapped in DataParallel"),
         (lambda: nn.LazyLinear(3), "Lazy module"),
         (Frozen, "nothing to train"),
         (lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True)), "0 .*sparse=False"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,14 +80,23 @@ class Update:
         packed = self.optimizer.state_dict()
         names = [self._names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
         plain: dict[str, dict[str, Any]] = {}
+        other = {}
         for index, entries in packed["state"].items():
+            if not _is_place(index, names):
+                other[index] = entries
+                continue
             for key, value in entries.items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and isinstance(key, str) and "/" not in key:
                     state.tensors[f"optimizer/{names[index]}/{key}"] = value
                 else:
                     plain.setdefault(names[index], {})[key] = value
         groups = [{**group, "params": [names[i] for i in group["params"]]} for group in packed["param_groups"]]
-        state.values["optimizer"] = {"kind": type(self.optimizer).__name__, "groups": groups, "plain": plain}
+        state.values["optimizer"] = {
+            "kind": type(self.optimizer).__name__,
+            "groups": groups,
+            "plain": plain,
+            "other": other,
+        }
         state.values["schedule"] = self.schedule.state_dict() if self.schedule is not None else None
 
     def restore(self, state: State) -> None:
@@ -105,16 +114,21 @@ class Update:
                 "optimizer", "its parameter groups are not those of the checkpoint; start anew with another --out"
             )
         index = {name: i for i, name in enumerate(names)}
-        entries: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in saved["plain"].items()}
+        entries: dict[Any, Any] = {index[name]: dict(values) for name, values in saved["plain"].items()}
         for path, tensor in state.tensors.items():
             kind, _, rest = path.partition("/")
             if kind == "optimizer":
                 name, _, key = rest.rpartition("/")
                 entries.setdefault(index[name], {})[key] = tensor
         groups = [{**group, "params": [index[name] for name in group["params"]]} for group in saved["groups"]]
-        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        self.optimizer.load_state_dict({"state": entries | saved["other"], "param_groups": groups})
         if self.schedule is not None and state.values["schedule"] is not None:
             self.schedule.load_state_dict(state.values["schedule"])
+
+
+def _is_place(index: Any, names: Sequence[str]) -> bool:
+    """Whether an entry of the optimizer's state belongs to a parameter; torch allows others."""
+    return type(index) is int and 0 <= index < len(names)
 
 
 def check_optimizer(optimizer: object, parameters: Mapping[str, nn.Parameter]) -> None:

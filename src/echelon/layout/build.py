@@ -24,6 +24,10 @@ def build_module(make: Callable[[], nn.Module], seed: int, device: torch.device)
 
 def check_module(module: nn.Module) -> None:
     """Refuse what would train wrongly or not at all."""
+    if hasattr(module, "_orig_mod"):
+        raise ConfigError("model", "is compiled already; give the module itself, and compile=True to the job")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ConfigError("model", f"is wrapped in {type(module).__name__}; give the module itself, the plan does that")
     for name, child in module.named_modules():
         if isinstance(child, nn.SyncBatchNorm):
             raise ConfigError(

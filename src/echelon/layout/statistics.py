@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from echelon.slices import Course
+
 # InstanceNorm is not among them: it does not count its batches, so that nobody knows how often it ran in a slice.
 TRACKING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -26,6 +28,16 @@ TRACKING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def normalises_by_batch(module: nn.Module) -> bool:
     """Whether the samples that are computed together change each other's results, tracked or not."""
     return any(isinstance(child, _BatchNorm) for child in module.modules())
+
+
+def too_small(module: nn.Module, course: Course) -> list[str]:
+    """A warning where some slice may be too small to be normalised."""
+    flat = [name for name, child in module.named_modules() if isinstance(child, nn.BatchNorm1d)]
+    if not flat or course.smallest_slice > 1:
+        return []
+    last = course.size % course.batch or min(course.batch, course.size)
+    why = f"{last} samples in {course.slices} slices leave one sample in some"
+    return [f"{flat[0]} is BatchNorm1d, which fails on a single sample, and {why}; use fewer slices or other batches"]
 
 
 def _follows_the_rule(child: nn.Module) -> bool:

@@ -28,6 +28,7 @@ EXAMPLES = [
     (errors.Diverged(7, "the loss is nan", 2), 3),
     (errors.VerificationFailed("weights differ"), 4),
     (errors.Stopped(9, "runs/x"), 75),
+    (errors.Stopped(9, "runs/x", 3), 75),
     (errors.TooFewWorkers("1 of 4 left"), 76),
     (errors.PeerLost(3, "an all-reduce"), 76),
     (errors.Timeout("joining", 3.5), 76),
@@ -72,6 +73,23 @@ def test_a_stop_that_nobody_catches_ends_a_script_with_its_code():
 def test_a_stop_says_how_to_go_on():
     assert "--resume --out runs/x" in str(Stopped(3, "runs/x"))
     assert "nothing was trained" in str(Stopped(0, "runs/x"))
+    assert "--resume --out 'my runs/x'" in str(Stopped(3, "my runs/x"))
+
+
+def test_a_stop_of_what_is_not_kept_promises_no_way_on():
+    for error in (Stopped(3, ""), Stopped(0, "", 3)):
+        assert "step 3; nothing was" in str(error)
+        assert "start it again" in str(error)
+        assert "--resume" not in str(error)
+    assert str(Stopped(3, "")) == "stopped on request after step 3; nothing was kept, so start it again"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(UserError(-1, "no"), "in one process: no"), (errors.Diverged(2, "no", -1), "step 2: no")],
+)
+def test_where_no_worker_is_at_fault_no_rank_is_named(error, text):
+    assert str(error) == text
 
 
 def raised_by(user, rank=2):

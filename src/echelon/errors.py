@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,12 @@ class EchelonError(Exception):
     exit_code: ClassVar[int] = 1
     shared: ClassVar[bool] = False
     """Whether every worker comes to it alike, so that one may speak for all."""
+    known: dict[str, Any]
+    """Fields of the `Result` that the run did not come to, filled in where it was started (see known.py)."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
+        self.known = {}
         for name, value in fields.items():
             setattr(self, name, value)
         super().__init__(self.describe())
@@ -68,7 +72,9 @@ class OutOfMemoryPlan(EchelonError):
 
 
 class UserError(EchelonError):
-    """The user's code failed on `rank`; `trace` is its traceback, shown once and before anything else."""
+    """The user's code failed on `rank` (-1: in a process that is no worker, or it is filled in later); `trace` is its
+    traceback, shown once and before anything else.
+    """
 
     exit_code = 3
     rank: int
@@ -79,11 +85,11 @@ class UserError(EchelonError):
         super().__init__(rank=rank, why=why, trace=trace)
 
     def describe(self) -> str:
-        return f"rank {self.rank}: {self.why}"
+        return f"{f'rank {self.rank}' if self.rank >= 0 else 'in one process'}: {self.why}"
 
 
 class Diverged(EchelonError):
-    """The loss or a gradient stopped being a number; nothing of that step was applied."""
+    """The loss or a gradient stopped being a number; nothing of that step was applied. Rank -1: in one process."""
 
     exit_code = 3
     shared = True
@@ -95,7 +101,8 @@ class Diverged(EchelonError):
         super().__init__(step=step, why=why, rank=rank)
 
     def describe(self) -> str:
-        return f"step {self.step}, rank {self.rank}: {self.why}"
+        where = f", rank {self.rank}" if self.rank >= 0 else ""
+        return f"step {self.step}{where}: {self.why}"
 
 
 class VerificationFailed(EchelonError):
@@ -112,21 +119,33 @@ class VerificationFailed(EchelonError):
 
 
 class Stopped(EchelonError, SystemExit):
-    """Training was asked to stop and can be resumed. Uncaught, it ends a script quietly with exit code 75."""
+    """Training was asked to stop and can be resumed after `step`, unless `run` is empty: then nothing was kept.
+    `unsaved` steps that came later, at least, were lost with workers that had to be ended. Uncaught, it ends a script
+    quietly with exit code 75.
+    """
 
     exit_code = 75
     shared = True
     step: int
     run: str
+    unsaved: int
 
-    def __init__(self, step: int, run: str) -> None:
-        super().__init__(step=step, run=run)
+    def __init__(self, step: int, run: str, unsaved: int = 0) -> None:
+        super().__init__(step=step, run=run, unsaved=unsaved)
         self.code = self.exit_code
 
     def describe(self) -> str:
-        if self.step:
-            return f"stopped on request after step {self.step}; go on with --resume --out {self.run}"
-        return "stopped on request before the first step; nothing was trained"
+        if not self.step and not self.unsaved:
+            return "stopped on request before the first step; nothing was trained"
+        if not self.step:
+            return f"stopped on request at step {self.unsaved}; nothing was saved yet, so start it again"
+        if not self.run:
+            return f"stopped on request after step {self.step + self.unsaved}; nothing was kept, so start it again"
+        way_on = f"go on with --resume --out {shlex.quote(self.run)}"
+        if not self.unsaved:
+            return f"stopped on request after step {self.step}; {way_on}"
+        later = "1 later step" if self.unsaved == 1 else f"at least {self.unsaved} later steps"
+        return f"stopped on request after step {self.step} (saved); {later} will be computed again: {way_on}"
 
 
 class TooFewWorkers(EchelonError):

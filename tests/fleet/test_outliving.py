@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from echelon.fleet.starter import KILL_PATIENCE_S
+from echelon.fleet.stopping import AGAIN_S
 
 WAYS = ("template", "caller")
 SOON_S = 2.0
@@ -92,7 +93,7 @@ def test_a_killed_worker_ends_the_run_and_is_named(launcher: Callable[..., Any],
     assert all_gone(processes, SOON_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_to_the_launcher_stops_all_in_order(launcher: Callable[..., Any], way: str, number: int) -> None:
     made = make(launcher, "stop_when_asked", way)
@@ -107,7 +108,7 @@ def test_a_signal_to_the_launcher_stops_all_in_order(launcher: Callable[..., Any
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_every_process_at_once_stops_all_in_order(
     launcher: Callable[..., Any], way: str, number: int
 ) -> None:
@@ -121,12 +122,28 @@ def test_a_signal_to_every_process_at_once_stops_all_in_order(
     assert sorted(event["rank"] for event in made.events if event["event"] == "saved") == [0, 1, 2]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_arrives_several_times_at_once_loses_nothing(launcher: Callable[..., Any], number: int) -> None:
+    """As `timeout` does it: the child first, then the group."""
+    made = make(launcher, "stop_when_asked", "template")
+    processes = made.processes()
+    for _ in range(3):
+        made.process.send_signal(number)
+        time.sleep(0.02)
+    assert made.process.wait(20) == 75
+    made.wait_for(lambda events: events[-1]["event"] == "error")
+    assert sorted(event["rank"] for event in made.events if event["event"] == "saved") == [0, 1, 2]
+    assert all_gone(processes, SOON_S)
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_second_interrupt_ends_workers_that_do_not_stop(launcher: Callable[..., Any], way: str) -> None:
+def test_a_later_interrupt_ends_workers_that_do_not_stop(launcher: Callable[..., Any], way: str) -> None:
     made = make(launcher, "sleep", way)
     processes = made.processes()
     made.process.send_signal(signal.SIGINT)
     made.wait_for(lambda events: events[-1]["event"] == "stopping")
+    time.sleep(AGAIN_S + 0.1)
+    made.process.send_signal(signal.SIGTERM)
     made.process.send_signal(signal.SIGINT)
     assert made.process.wait(20) == 75
     assert all_gone(processes, SOON_S)

@@ -19,15 +19,23 @@ from echelon.errors import (
     UserError,
     encode,
 )
+from echelon.fleet.stopping import AGAIN_S, LONGEST_S, Progress, Stopping
 from echelon.fleet.watch import EXIT_PATIENCE_S, NOTICE_EVERY_S, Command, Finish, Show, Tell, Watch
 
 GO = Tell(message={"kind": "go"})
 STOP = Tell(message={"kind": "stop"})
 READY = {"kind": "ready"}
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def make(workers: int = 2, *, going: bool = True) -> Watch:
-    watch = Watch(workers=workers, begun=0.0, grace_s=20.0, finish_s=40.0, run="runs/x")
+    watch = Watch(
+        workers=workers,
+        begun=0.0,
+        finish_s=40.0,
+        stopping=Stopping(grace_s=20.0, save_s=60.0),
+        progress=Progress(run="runs/x"),
+    )
     if going:
         for rank in range(workers):
             watch.heard(rank, READY, 0.0)
@@ -153,10 +161,25 @@ def test_a_long_training_is_not_commented_on() -> None:
     assert watch.tick(1e6) == []
 
 
-def test_the_first_interrupt_asks_and_the_second_ends() -> None:
+def test_the_first_interrupt_asks_and_a_later_one_ends() -> None:
     watch = make(2)
-    assert watch.interrupted(1.0) == [Show(event={"event": "stopping"}), STOP]
-    assert isinstance(verdict(watch.interrupted(1.1)).error, Stopped)
+    assert watch.interrupted(INT, 1.0) == [Show(event={"event": "stopping"}), STOP]
+    assert isinstance(verdict(watch.interrupted(INT, 1.1 + AGAIN_S)).error, Stopped)
+
+
+@pytest.mark.parametrize("number", [INT, TERM, HUP])
+def test_signals_in_quick_succession_are_one_request(number: int) -> None:
+    watch = make(2)
+    watch.interrupted(number, 1.0)
+    assert [watch.interrupted(number, now) for now in (1.0, 1.000_01, 1.9)] == [[]] * 3
+
+
+@pytest.mark.parametrize("number", [TERM, HUP])
+def test_only_a_person_insists(number: int) -> None:
+    watch = make(2)
+    watch.interrupted(number, 1.0)
+    assert [watch.interrupted(number, now) for now in (3.0, 5.0, 8.0)] == [[]] * 3
+    assert isinstance(verdict(watch.interrupted(INT, 9.0)).error, Stopped)
 
 
 def test_a_worker_may_ask_for_the_stop_and_asks_once() -> None:
@@ -168,20 +191,20 @@ def test_a_worker_may_ask_for_the_stop_and_asks_once() -> None:
 def test_a_signal_sent_to_all_processes_at_once_is_one_request() -> None:
     watch = make(2)
     watch.heard(1, {"kind": "stop"}, 1.0)
-    assert watch.interrupted(1.1) == []
-    assert isinstance(verdict(watch.interrupted(1.2)).error, Stopped)
+    assert watch.interrupted(INT, 1.1) == []
+    assert watch.interrupted(INT, 1.2) == []
 
 
 def test_stopping_before_the_start_ends_at_once() -> None:
     watch = make(2, going=False)
-    error = verdict(watch.interrupted(1.0)).error
+    error = verdict(watch.interrupted(INT, 1.0)).error
     assert isinstance(error, Stopped)
     assert error.step == 0
 
 
 def test_workers_that_stop_leave_the_others_time_to_save() -> None:
     watch = make(2)
-    watch.interrupted(1.0)
+    watch.interrupted(INT, 1.0)
     assert watch.heard(0, failed(Stopped(7, "runs/x")), 2.0) == []
     assert watch.ended(0, 75 << 8, 2.0) == []
     assert watch.tick(20.0) == [] or shown(watch.tick(20.0)) == []
@@ -194,7 +217,7 @@ def test_workers_that_stop_leave_the_others_time_to_save() -> None:
 def test_workers_that_do_not_stop_are_named_and_killed_after_the_grace() -> None:
     watch = make(2)
     watch.heard(0, event(event="checkpoint", step=4), 0.5)
-    watch.interrupted(1.0)
+    watch.interrupted(INT, 1.0)
     watch.heard(0, failed(Stopped(9, "runs/x")), 2.0)
     now, commands = advance(watch)
     assert now == 21.0
@@ -202,18 +225,64 @@ def test_workers_that_do_not_stop_are_named_and_killed_after_the_grace() -> None
     assert isinstance(verdict(commands).error, Stopped)
 
 
-def test_a_kill_while_stopping_goes_on_from_the_last_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("events", "step", "text"),
+    [
+        ([], 0, "before the first step; nothing was trained"),
+        ([("step", 15)], 0, "at step 15; nothing was saved yet, so start it again"),
+        ([("step", 4), ("checkpoint", 4)], 4, "after step 4; go on with --resume --out runs/x"),
+        ([("step", 4), ("checkpoint", 4), ("step", 5)], 4, "after step 4 (saved); 1 later step will"),
+        ([("step", 4), ("checkpoint", 4), ("step", 9)], 4, "at least 5 later steps will be computed again: go on with"),
+        ([("resume", 7)], 7, "after step 7; go on with --resume --out runs/x"),
+        ([("resume", 7), ("step", 9)], 7, "at least 2 later steps will be computed again"),
+    ],
+)
+def test_an_end_by_force_says_what_is_saved_and_what_is_lost(
+    events: list[tuple[str, int]], step: int, text: str
+) -> None:
     watch = make(1)
-    watch.heard(0, event(event="checkpoint", step=4), 0.5)
-    watch.interrupted(1.0)
-    error = verdict(watch.interrupted(1.1)).error
+    for kind, number in events:
+        watch.heard(0, event(event=kind, step=number), 0.5)
+    watch.interrupted(INT, 1.0)
+    error = verdict(watch.interrupted(INT, 3.0)).error
     assert isinstance(error, Stopped)
-    assert (error.step, error.run) == (4, "runs/x")
+    assert (error.step, error.run) == (step, "runs/x")
+    assert text in str(error)
+
+
+def test_a_step_and_its_saving_may_take_long_once_there_is_work_to_lose() -> None:
+    watch = make(1)
+    watch.heard(0, event(event="step", step=3), 0.5)
+    watch.interrupted(INT, 1.0)
+    waiting = [found for now in (11.0, 21.0, 31.0) for found in shown(watch.tick(now))]
+    assert [found["event"] for found in waiting] == ["waiting"] * 3
+    assert "rank 0 to finish the step and save it" in waiting[0]["message"]
+    assert "Ctrl-C again ends it at once" in waiting[0]["message"]
+    watch.heard(0, event(event="step", step=4), 60.0)
+    assert advance(watch)[0] == 60.0 + 60.0
+
+
+def test_only_progress_makes_the_wait_for_a_stop_longer() -> None:
+    watch = make(1)
+    watch.interrupted(INT, 1.0)
+    watch.heard(0, event(event="waiting", message="rank 1 is late"), 15.0)
+    watch.heard(0, event(event="warning", message="x"), 15.0)
+    assert advance(watch)[0] == 21.0
+
+
+def test_a_run_that_goes_on_although_asked_to_stop_is_ended_even_so() -> None:
+    watch, now, commands = make(1), 1.0, list[Command]()
+    watch.interrupted(INT, now)
+    while now < 2 * LONGEST_S and not any(isinstance(command, Finish) for command in commands):
+        now += 30.0
+        commands += watch.heard(0, event(event="step", step=int(now)), now)
+    assert isinstance(verdict(commands).error, Stopped)
+    assert now < LONGEST_S + 60
 
 
 def test_training_that_finishes_although_asked_to_stop_is_finished() -> None:
     watch = make(1)
-    watch.interrupted(1.0)
+    watch.interrupted(INT, 1.0)
     watch.heard(0, done(x=1), 1.1)
     assert verdict(watch.ended(0, 0, 1.2)).results == ({"x": 1},)
 
@@ -246,7 +315,7 @@ def test_whatever_happens_there_is_one_verdict_and_it_is_never_late(
     for what, number, wait in happenings:
         now, rank = now + wait, number % workers
         if what == "interrupt":
-            commands += watch.interrupted(now)
+            commands += watch.interrupted(INT, now)
         if rank in ended:
             continue
         if what in ("exit", "kill"):

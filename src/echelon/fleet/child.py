@@ -22,7 +22,8 @@ START_PATIENCE_S = 60.0
 FLUSH_PATIENCE_S = 60.0
 STDIN = 0
 STDERR = 2
-HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # held back around a fork, until the child has its own handlers
+# Held back around a fork, until the child has its own handlers.
+HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Found before any fork: in a child of a process with threads, looking a symbol up may wait for a lock nobody holds.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -123,9 +124,12 @@ def _find(entry: str) -> Callable[[WorkerStart], int]:
 
 
 def _take_signals(tether: Tether) -> None:
-    """A terminal's Ctrl-C goes to the launcher, which asks all to stop. SIGTERM, too, stops the run, not one worker."""
+    """A terminal's Ctrl-C, and its end, are for the launcher, which asks all to stop. SIGTERM, too, stops the run, not
+    one worker.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: tether.ask_to_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 

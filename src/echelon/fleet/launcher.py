@@ -25,18 +25,19 @@ from echelon.fleet.from_template import TemplateStarter
 from echelon.fleet.line import Line
 from echelon.fleet.start import Start
 from echelon.fleet.starter import Ended, Lost, News, Starter, Unable, Warned
+from echelon.fleet.stopping import Progress, Stopping
 from echelon.fleet.watch import Command, Finish, Show, Tell, Watch
 from echelon.fleet.wire import Garbled
 
 LOOPBACK = "127.0.0.1"
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 BACKLOG = 4096  # every worker of a large fleet may connect to the store at the same moment
 
 
 def launch(start: Start, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """The `done` payload of each rank, or the typed root cause raised. Nothing it started is left behind.
 
-    In the main thread Ctrl-C and SIGTERM ask the workers to stop; asked twice, they are killed.
+    In the main thread Ctrl-C, SIGTERM and SIGHUP ask the workers to stop; Ctrl-C once more ends them.
     """
     with ExitStack() as cleanup:
         store = cleanup.enter_context(_listen(start.port))
@@ -78,7 +79,11 @@ class _Fleet:
         self._verdict: Finish | None = None
         self._oom_kills = _oom_kills()
         self._watch = Watch(
-            workers=start.workers, begun=time.monotonic(), grace_s=start.grace_s, finish_s=start.finish_s, run=start.run
+            workers=start.workers,
+            begun=time.monotonic(),
+            finish_s=start.finish_s,
+            stopping=Stopping(grace_s=start.grace_s, save_s=start.save_s),
+            progress=Progress(run=start.run),
         )
         for rank, line in enumerate(lines):
             selector.register(line.ours, selectors.EVENT_READ, partial(self._hear, rank))
@@ -167,8 +172,8 @@ class _Fleet:
         return []
 
     def _interrupt(self, alarm: socket.socket) -> None:
-        for _ in alarm.recv(64):
-            self._obey(self._watch.interrupted(time.monotonic()))
+        for number in alarm.recv(64):
+            self._obey(self._watch.interrupted(number, time.monotonic()))
 
     def _connected(self) -> set[int]:
         return {rank for rank, line in enumerate(self._lines) if line.ours in self._selector.get_map()}
@@ -219,7 +224,9 @@ def _listen(port: int | None) -> socket.socket:
 
 @contextmanager
 def _ring_on_signals(bell: socket.socket) -> Iterator[None]:
-    """Ctrl-C and SIGTERM write to `bell`. Only the main thread can hear them; one that is ignored stays so."""
+    """Signals that ask to stop write to `bell`. Only the main thread can hear them; one that is ignored stays so, as
+    SIGHUP under nohup.
+    """
 
     def ring(number: int, _frame: FrameType | None) -> None:
         try:

@@ -41,6 +41,7 @@ class Start:
     workers: int = 1
     port: int | None = None
     run: str = ""  # the run folder, for the sentence that says how to go on
-    grace_s: float = 60.0  # from the first request to stop until workers that have not stopped are killed
+    grace_s: float = 60.0  # how long workers that were asked to stop may show no progress until they are killed,
+    save_s: float = 600.0  # and how long once they have computed what would be lost
     finish_s: float = 300.0  # from the first worker that is done until those that are not are given up
     preload: tuple[str, ...] = PRELOAD

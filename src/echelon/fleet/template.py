@@ -22,6 +22,7 @@ from typing import Any
 from echelon.fleet.child import become_worker, die_with_parent
 from echelon.fleet.packets import receive_packet, send_packet
 
+LAUNCHERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_FDS = 2  # the worker's line and, for rank 0, the store's socket
 ONE_THREAD = "OPENBLAS_NUM_THREADS"  # numpy's BLAS starts a thread per core while it is imported
 
@@ -110,8 +111,8 @@ def main(control_fd: int, launcher: int) -> None:
     """Import, then serve."""
     die_with_parent(launcher)
     # Meant for the launcher, which asks all workers to stop: this process has to outlive that.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in LAUNCHERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     template = Template(socket.socket(fileno=control_fd))
     order, _ = receive_packet(template.control, PASSED_FDS, wait=True)
     failure = preload(order["preload"]) if order else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.errors import Bug, EchelonError, Stopped, Timeout, decode
+from echelon.fleet.stopping import Progress, Stopping
 from echelon.fleet.verdict import Finding, Weight, died, patience_s, reported, root_cause, starter_died
 
 NOTICE_EVERY_S = 10.0
@@ -49,18 +50,15 @@ class Watch:
 
     workers: int
     begun: float
-    grace_s: float
     finish_s: float
-    run: str = ""
+    stopping: Stopping
+    progress: Progress = field(default_factory=Progress)
     _ready: set[int] = field(default_factory=set)
     _done: dict[int, dict[str, Any]] = field(default_factory=dict)
     _failed: set[int] = field(default_factory=set)
     _ended: set[int] = field(default_factory=set)
     _findings: list[Finding] = field(default_factory=list)
     _going: bool = False
-    _interrupted: bool = False
-    _saved_step: int = 0
-    _stop_at: float | None = None  # when the workers that have not stopped are killed
     _finish_at: float | None = None  # when the workers that are not done are given up
     _exit_at: float | None = None  # when processes that are done but have not ended are killed
     _notice_at: float = field(init=False)
@@ -81,7 +79,9 @@ class Watch:
                 self._going = True
                 commands.append(Tell(message={"kind": "go"}))
         elif kind == "event":
-            commands.append(Show(event=self._note(message["event"])))
+            if self.progress.note(message["event"]):
+                self.stopping.moved(now)
+            commands.append(Show(event=message["event"]))
         elif kind == "stop":
             commands += self._ask_to_stop(now)
         elif kind == "done":
@@ -124,11 +124,10 @@ class Watch:
         """Something that no worker is to blame for went wrong before there were any."""
         return self._finish(Finish(error=error))
 
-    def interrupted(self, now: float) -> list[Command]:
-        """Ctrl-C or SIGTERM: the first asks, the second ends. What a worker asked for does not count as the first."""
-        if self._interrupted:
+    def interrupted(self, number: int, now: float) -> list[Command]:
+        """A signal: the first asks all to stop, Ctrl-C once more ends them."""
+        if self.stopping.insists(number, now):
             return self._finish(Finish(error=self._stopped()))
-        self._interrupted = True
         return self._ask_to_stop(now) + self.tick(now)
 
     def tick(self, now: float) -> list[Command]:
@@ -143,7 +142,7 @@ class Watch:
         """When `tick` has to be called at the latest."""
         bounds = [self._exit_at, self._notice_at]
         if self._missing():
-            bounds += [self._stop_at, self._finish_at]
+            bounds += [self.stopping.bound(self.progress), self._finish_at]
         if self._faults() and len(self._done) < self.workers:
             bounds.append(self._verdict_at())
         return min(bound for bound in bounds if bound is not None)
@@ -173,8 +172,9 @@ class Watch:
     def _judge_bounds(self, now: float) -> list[Command]:
         """Whether a wait has reached its bound."""
         missing = self._missing()
-        if self._stop_at is not None and now >= self._stop_at and missing:
-            late = _warning(f"{_ranks(missing)} did not stop within {self.grace_s:g} s; killed")
+        stop_at = self.stopping.bound(self.progress)
+        if stop_at is not None and now >= stop_at and missing:
+            late = _warning(f"{_ranks(missing)} did not stop within {self.stopping.waited_s(now):.3g} s; killed")
             return [late, Finish(error=self._stopped())]
         if self._finish_at is not None and now >= self._finish_at and missing:
             return [Finish(error=Timeout(f"{_ranks(missing)}, when others were done,", self.finish_s))]
@@ -193,9 +193,8 @@ class Watch:
         return faults[0].at + patience_s(faults)
 
     def _ask_to_stop(self, now: float) -> list[Command]:
-        if self._stop_at is not None:
+        if not self.stopping.ask(now):
             return []
-        self._stop_at = now + self.grace_s
         stopping = Show(event={"event": "stopping"})
         if not self._going:  # nothing has begun, so there is nothing to save
             return self._finish(stopping, Finish(error=self._stopped()))
@@ -203,7 +202,7 @@ class Watch:
 
     def _stopped(self) -> Stopped:
         said = [finding.error for finding in self._findings if isinstance(finding.error, Stopped)]
-        return said[0] if said else Stopped(self._saved_step, self.run)
+        return said[0] if said else self.progress.stopped()
 
     def _notices(self, now: float) -> list[Command]:
         if now < self._notice_at:
@@ -213,14 +212,14 @@ class Watch:
         if not self._going:
             missing = set(range(self.workers)) - self._ready
             return [_waiting(f"after {waited} {_ranks(missing)} not ready yet: still starting or importing the job")]
+        stop_at = self.stopping.bound(self.progress)
+        if stop_at is not None and self._missing():
+            what = "to finish the step and save it" if self.progress.computed else "to stop"
+            limit = f"for {stop_at - now:.0f} s more at most"
+            return [_waiting(f"for {_ranks(self._missing())} {what}, {limit}; Ctrl-C again ends it at once")]
         if self._done and len(self._done) < self.workers:
             return [_waiting(f"{_ranks(set(range(self.workers)) - set(self._done))} not done yet, the others are")]
         return []
-
-    def _note(self, event: dict[str, Any]) -> dict[str, Any]:
-        if event.get("event") == "checkpoint":
-            self._saved_step = max(self._saved_step, int(event.get("step", 0)))
-        return event
 
     def _finish(self, *commands: Command) -> list[Command]:
         """Says it once: whatever happens after the end changes nothing."""

@@ -71,7 +71,7 @@ def _checkpoint(event: Mapping[str, Any]) -> list[str]:
 
 
 def _stopping(event: Mapping[str, Any]) -> list[str]:
-    return [event.get("message") or "stopping: this step is finished and saved first; once more ends it at once"]
+    return [event.get("message") or "stopping: this step is finished and saved first; Ctrl-C again ends it at once"]
 
 
 def _end(event: Mapping[str, Any]) -> list[str]:

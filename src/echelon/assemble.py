@@ -101,7 +101,9 @@ def prepare_module(
     reader = Reader(_dataset(job.data, "data", job.seed), job.collate, job.seed)
     evaluation_reader = None
     if job.evaluate is not None:
-        evaluation_reader = Reader(_dataset(job.evaluate.data, "evaluate.data", job.seed), job.collate, job.seed)
+        term = "evaluate.data"
+        dataset = _dataset(job.evaluate.data, term, job.seed)
+        evaluation_reader = Reader(dataset, job.collate, job.seed, term=term, use="evaluate on")
     return Prepared(
         job=job,
         plan=plan,

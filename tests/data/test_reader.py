@@ -366,6 +366,14 @@ def test_what_is_no_dataset_says_why(dataset, word):
     assert word in caught.value.why
 
 
+@pytest.mark.parametrize("dataset", [[], NoLength(), Stream()])
+def test_a_dataset_is_called_what_the_user_calls_it(dataset):
+    with pytest.raises(ConfigError) as caught:
+        Reader(dataset, term="evaluate.data", use="evaluate on")
+    assert caught.value.term == "evaluate.data"
+    assert "train" not in str(caught.value)
+
+
 def test_plain_sequences_are_datasets():
     assert len(Reader([1.5, 2.5])) == 2
     assert read(Reader([1.5, 2.5]), 0, [1, 0]).tolist() == [2.5, 1.5]

@@ -31,11 +31,21 @@ class Reader:
 
     Generators that the dataset holds are set for every sample, and so is everything if its code reads or restores
     random state, since that leaves no trace. Not covered, being no function of a seed: what a sample takes from the
-    system's entropy or the clock, and what a dataset changes in itself while it is read.
+    system's entropy or the clock, and what a dataset changes in itself while it is read. `term` is what the user calls
+    the dataset, `use` what it is wanted for.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any] | None = None, seed: int = 0) -> None:
-        self._length = _length(dataset)
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any] | None = None,
+        seed: int = 0,
+        *,
+        term: str = "data",
+        use: str = "train on",
+    ) -> None:
+        self._length = _length(dataset, term, use)
+        self._term = term
         self._dataset = dataset
         self._collate: Callable[[Any], Any] = collate or default_collate
         self._seed = seed
@@ -147,24 +157,24 @@ class Reader:
         samples = self._read_many([sample])
         if not isinstance(samples, Sequence) or len(samples) != 1:
             why = f"__getitems__ of one id returned {type(samples).__name__}, not a list of one sample"
-            raise ConfigError("data", f"{why}; samples that are random need to be made one by one")
+            raise ConfigError(self._term, f"{why}; samples that are random need to be made one by one")
         return samples[0]
 
 
-def _length(dataset: Any) -> int:
+def _length(dataset: Any, term: str, use: str) -> int:
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         why = (
             f"{kind} has samples only in sequence; a map-style dataset is needed, with __getitem__(index) and __len__()"
         )
-        raise ConfigError("data", why)
+        raise ConfigError(term, why)
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError) as error:
         why = f"{kind} has no length ({error}); a map-style dataset is needed, with __getitem__(index) and __len__()"
-        raise ConfigError("data", why) from error
+        raise ConfigError(term, why) from error
     if length == 0:
-        raise ConfigError("data", f"{kind} is empty; there is nothing to train on")
+        raise ConfigError(term, f"{kind} is empty; there is nothing to {use}")
     return length
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from echelon.errors import ConfigError
 from echelon.job import Evaluate, Job
@@ -75,6 +76,13 @@ def test_what_cannot_work_is_refused_by_name(changes, term):
 )
 def test_the_edge_of_what_works_is_accepted(changes):
     make(**changes)
+
+
+def test_a_model_that_was_made_already_is_refused_with_a_way_out():
+    with pytest.raises(ConfigError, match=r"Linear that was made already.*model=lambda: Linear\(\.\.\.\)") as caught:
+        make(model=torch.nn.Linear(2, 1))
+    assert caught.value.term == "model"
+    make(model=torch.nn.Linear)
 
 
 def test_a_batch_too_small_for_its_slices_says_both_ways_out():

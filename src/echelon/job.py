@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,15 @@ def _require(holds: bool, term: str, why: str) -> None:
 
 def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _require_maker(model: object) -> None:
+    """Refuse a module that was made already. Without torch, which this file can do without, there is none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        kind = type(model).__name__
+        why = f"is a {kind} that was made already; give what makes one, as model={kind} or model=lambda: {kind}(...)"
+        raise ConfigError("model", f"{why}, so that every plan starts from the same weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +95,7 @@ class Job:
     keep: int = 3
 
     def __post_init__(self) -> None:
+        _require_maker(self.model)
         for name in ("model", "loss", "optimizer"):
             _require(callable(getattr(self, name)), name, f"must be callable; got {type(getattr(self, name)).__name__}")
         for name in ("schedule", "collate"):

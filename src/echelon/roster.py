@@ -19,6 +19,7 @@ from echelon.errors import ConfigError
 from echelon.job import ENDLESS
 from echelon.layout import model_tensors
 from echelon.place import arithmetic
+from echelon.plan import Plan
 from echelon.request import Request
 
 
@@ -90,16 +91,16 @@ def remarks(hosts: list[dict[str, Any]]) -> tuple[str, ...]:
     return (f"{_other_data(other['rank'])}; --exact would refuse it",) if other else ()
 
 
-def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `job.json` says of a run."""
+def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]], committed: int = 0) -> dict[str, Any]:
+    """What `job.json` says of a run. `committed`: steps it goes on from; they stay its own if fewer are asked for."""
     return {
-        "plan": str(prepared.plan),
+        "plan": str(Plan.parse(request.plan)),
         "workers": len(hosts),
         "exact": request.exact,
         "seed": prepared.job.seed,
         "batch": prepared.job.batch,
         "slices": prepared.job.slices,
-        "steps": None if prepared.job.epochs == ENDLESS else prepared.course.total,
+        "steps": None if prepared.job.epochs == ENDLESS else max(prepared.course.total, committed),
         "samples_in_dataset": prepared.course.size,
         "source": request.source,
         "versions": {"python": platform.python_version(), "echelon": echelon.__version__, **hosts[0]["arithmetic"]},

@@ -15,13 +15,13 @@ from typing import Any, Never
 
 from echelon.errors import Bug, ConfigError, EchelonError, UserError, encode, headline
 from echelon.fleet.start import WorkerStart
+from echelon.fleet.streams import STDERR, open_missing
 from echelon.fleet.tether import Tether
 
 PR_SET_PDEATHSIG = 1
 START_PATIENCE_S = 60.0
 FLUSH_PATIENCE_S = 60.0
 STDIN = 0
-STDERR = 2
 # Held back around a fork, until the child has its own handlers.
 HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,6 +52,7 @@ def become_worker(
     code = 1
     try:
         die_with_parent(parent)
+        open_missing()
         tether = Tether(line)
         _take_signals(tether)
         faulthandler.enable(STDERR)

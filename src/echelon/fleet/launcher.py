@@ -26,6 +26,7 @@ from echelon.fleet.line import Line
 from echelon.fleet.start import Start
 from echelon.fleet.starter import Ended, Lost, News, Starter, Unable, Warned
 from echelon.fleet.stopping import Progress, Stopping
+from echelon.fleet.streams import open_missing
 from echelon.fleet.watch import Command, Finish, Show, Tell, Watch
 from echelon.fleet.wire import Garbled
 
@@ -39,6 +40,7 @@ def launch(start: Start, show: Callable[[dict[str, Any]], None]) -> list[dict[st
 
     In the main thread Ctrl-C, SIGTERM and SIGHUP ask the workers to stop; Ctrl-C once more ends them.
     """
+    open_missing()
     with ExitStack() as cleanup:
         store = cleanup.enter_context(_listen(start.port))
         lines = [cleanup.enter_context(Line()) for _ in range(start.workers)]

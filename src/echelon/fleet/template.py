@@ -21,6 +21,7 @@ from typing import Any
 
 from echelon.fleet.child import become_worker, die_with_parent
 from echelon.fleet.packets import receive_packet, send_packet
+from echelon.fleet.streams import open_missing
 
 LAUNCHERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_FDS = 2  # the worker's line and, for rank 0, the store's socket
@@ -110,6 +111,7 @@ def preload(modules: Sequence[str]) -> tuple[str, str] | None:
 def main(control_fd: int, launcher: int) -> None:
     """Import, then serve."""
     die_with_parent(launcher)
+    open_missing()
     # Meant for the launcher, which asks all workers to stop: this process has to outlive that.
     for number in LAUNCHERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

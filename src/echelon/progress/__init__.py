@@ -30,7 +30,7 @@ class Show(Protocol):
 def progress(stream: TextIO | None = None) -> Show:
     """The best display that `stream` (standard output unless given) can carry."""
     stream = sys.stdout if stream is None else stream
-    if not stream.isatty():
+    if stream is None or not stream.isatty():  # None: started without a standard output
         return PlainProgress(stream)
     try:
         from echelon.progress.live import LiveProgress, Terminal

@@ -16,10 +16,10 @@ def interval(elapsed_s: float) -> float:
 
 
 class PlainProgress:
-    """Lines on any stream."""
+    """Lines on any stream, or none."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream: TextIO | None = stream
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
         self._clock = clock
         self._tally = Tally()
         self._shown_step: int | None = None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from echelon.errors import StorageFailed
 from echelon.events import EventLog, event, read_events, rewind
+
+FULL = Path("/dev/full")
 
 
 @pytest.fixture
@@ -103,3 +106,30 @@ def test_a_log_that_cannot_be_written_names_its_path(tmp_path):
     with pytest.raises(StorageFailed) as caught:
         EventLog(tmp_path / "file" / "events.jsonl")
     assert caught.value.path == str(tmp_path / "file" / "events.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line", ['{"event": "step"}', '{"event": "step", "step": "7"}', '{"event": ["step"]}', "[" * 100_000, "null"]
+)
+def test_an_odd_line_does_not_stand_in_the_way_of_a_resume_either(path, line):
+    write(path, event("step", step=1))
+    with path.open("a") as file:
+        file.write(line + "\n")
+    write(path, event("step", step=2), event("step", step=3))
+    assert rewind(path, 2) == 1
+    assert [(e["event"], e["step"]) for e in read_events(path)] == [("step", 1), ("step", 2)]
+
+
+def test_a_folder_in_the_log_s_place_is_a_failure_of_storage(path):
+    path.mkdir()
+    for attempt in (lambda: rewind(path, 0), lambda: EventLog(path)):
+        with pytest.raises(StorageFailed, match="Is a directory"):
+            attempt()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_told_of_once_and_with_what_to_do():
+    log = EventLog(FULL)
+    with pytest.raises(StorageFailed, match="No space left on device; free some space there"):
+        log(event("step", step=1))
+    log.close()

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from echelon.errors import StorageFailed
+from echelon.storage import reason, writing
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
+OF_A_STEP = ("step", "push", "evaluate")  # what is taken back when a step is
 
 
 def event(name: str, **fields: Any) -> Event:
@@ -26,16 +28,14 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise StorageFailed(str(path), error.strerror or str(error)) from error
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
 
     def __call__(self, record: Event) -> None:
-        try:
-            self._file.write(to_line(record))
-        except OSError as error:
-            raise StorageFailed(str(self._path), error.strerror or str(error)) from error
+        line = to_line(record).encode()
+        with writing(self._path):
+            while line:  # nothing is kept back, so a full disk is told of here and not once more at the end
+                line = line[self._file.write(line) :]
 
     def close(self) -> None:
         self._file.close()
@@ -63,10 +63,15 @@ def read_events(path: Path) -> Iterator[Event]:
     """Every whole event of a log; a torn line, and whatever else is no event, is left out."""
     with path.open("rb") as lines:
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 found = json.loads(line) if line.endswith(b"\n") else None
-                if isinstance(found, dict) and "event" in found:
+                if isinstance(found, dict) and _is_event(found):
                     yield found
+
+
+def _is_event(found: Event) -> bool:
+    name = found.get("event")
+    return isinstance(name, str) and (name not in OF_A_STEP or type(found.get("step")) is int)
 
 
 def rewind(path: Path, step: int) -> int:
@@ -75,18 +80,19 @@ def rewind(path: Path, step: int) -> int:
 
     So the log keeps exactly one `step` event for each committed step.
     """
-    if not path.exists():
+    try:
+        events = list(read_events(path))
+    except FileNotFoundError:
         return 0
-    events = list(read_events(path))
-    kept = [e for e in events if not (e["event"] in ("step", "push", "evaluate") and e["step"] > step)]
+    except OSError as error:
+        raise StorageFailed(str(path), f"cannot be read: {reason(error)}") from error
+    kept = [e for e in events if not (e["event"] in OF_A_STEP and e["step"] > step)]
     lost = len([e for e in events if e["event"] == "step" and e["step"] > step])
     beside = path.with_name(f".{path.name}.rewound")
-    try:
+    with writing(path):
         with beside.open("w", encoding="utf-8") as file:
             file.writelines(to_line(e) for e in kept)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError as error:
-        raise StorageFailed(str(path), error.strerror or str(error)) from error
     return lost

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from echelon.errors import StorageFailed
 from echelon.events import Event, EventLog
+from echelon.storage import writing
 
 SHOW_EVERY_S = 0.1
 
@@ -55,10 +55,8 @@ class Reporter:
 def write_job(run: Path, record: dict[str, Any]) -> None:
     """`job.json`: what ran, with what, so that it can be told apart and replayed."""
     path = run / "job.json"
-    try:
+    with writing(path):
         path.write_text(json.dumps(record, indent=2) + "\n")
-    except OSError as error:
-        raise StorageFailed(str(path), error.strerror or str(error)) from error
 
 
 def median_step_ms(seconds: Sequence[float]) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from echelon.checkpoint import read, verify, write
+from echelon.checkpoint.folder import remove
+from echelon.checkpoint.manifest import Content, Manifest, encode_manifest
 from echelon.errors import CheckpointCorrupt, StorageFailed
 from echelon.state import State
 
@@ -114,3 +117,40 @@ def test_a_bad_sector_is_corruption_and_a_closed_door_is_not(code, kind, path, m
         read(path)
     with pytest.raises(kind):
         verify(path)
+
+
+@pytest.mark.parametrize("name", ["", *FILES])
+def test_a_link_that_leads_to_itself_is_refused(name, path):
+    if name:
+        (path / name).unlink()
+    else:
+        shutil.rmtree(path)
+    (path / name).symlink_to(path / name)
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("values", ["null", "[]", "7"])
+def test_values_that_are_none_are_refused_although_the_manifest_vouches_for_them(values, path):
+    text = f'{{"aliases":{{}},"inside":[],"values":{values}}}'.encode()
+    (path / "values.json").write_bytes(text)
+    files = {
+        name: Content(size_bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+        for name, file in ((name, path / name) for name in FILES[:2])
+    }
+    (path / "manifest.json").write_bytes(encode_manifest(Manifest(step=5, files=files)))
+    with pytest.raises(CheckpointCorrupt, match="does not fit"):
+        read(path)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to(path), lambda path: path.write_bytes(b"")])
+def test_what_was_put_in_a_checkpoint_s_place_gives_way_to_a_new_one(make, path, memory_path):
+    shutil.rmtree(path)
+    make(path)
+    for _ in range(2):  # the second time nothing that is left of the first is in the way
+        write(memory_path, make_state())
+    assert [entry.name for entry in memory_path.iterdir()] == [path.name]
+    verify(path)
+    shutil.rmtree(path)
+    make(path)
+    remove(path)
+    assert list(memory_path.iterdir()) == []

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
 from echelon.errors import CheckpointCorrupt, StorageFailed
+from echelon.storage import reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,41 +24,20 @@ CHUNK_BYTES = (
 BATCH_BYTES = 256 << 10  # smaller pieces are gathered, so that ten thousand scalars are not ten thousand system calls
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-FULL = "; free some space there, or choose another folder with --out"
-FORBIDDEN = "; choose a folder that you can write to with --out"
-WAYS_OUT = {
-    errno.ENOSPC: FULL,
-    errno.EDQUOT: FULL,
-    errno.EACCES: FORBIDDEN,
-    errno.EPERM: FORBIDDEN,
-    errno.EROFS: FORBIDDEN,
-}
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the operating system refuses inside becomes `StorageFailed`; a sector that cannot be read is corruption."""
+    """What the operating system refuses inside becomes `StorageFailed`; a sector that cannot be read is corruption. (A
+    disk that fails while written to is none: there is nothing yet to be corrupt.)
+    """
     try:
         yield
     except OSError as error:
         if error.errno == errno.EIO:
-            raise CheckpointCorrupt(str(path), f"the disk cannot deliver it ({_reason(error)})") from error
-        raise StorageFailed(str(path), f"cannot be read: {_reason(error)}") from error
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """As `reading`; but a disk that fails while written to is no corruption, there is nothing yet to be corrupt."""
-    try:
-        yield
-    except OSError as error:
-        way_out = WAYS_OUT.get(error.errno or 0, "")
-        raise StorageFailed(str(path), f"cannot be written: {_reason(error)}{way_out}") from error
-
-
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)
+            raise CheckpointCorrupt(str(path), f"the disk cannot deliver it ({reason(error)})") from error
+        raise StorageFailed(str(path), f"cannot be read: {reason(error)}") from error
 
 
 class HashedFile:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from echelon.checkpoint.disk import sync_folder, writing
+from echelon.checkpoint.disk import sync_folder
 from echelon.checkpoint.tensors import stream_tensors
+from echelon.storage import writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

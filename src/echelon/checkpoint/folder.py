@@ -19,15 +19,17 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from echelon.checkpoint.disk import CHUNK_BYTES, HashedFile, HashedInput, exchange, reading, sync_folder, writing
+from echelon.checkpoint.disk import CHUNK_BYTES, HashedFile, HashedInput, exchange, reading, sync_folder
 from echelon.checkpoint.manifest import MANIFEST, TENSORS, VALUES, Content, Manifest, encode_manifest, read_manifest
 from echelon.checkpoint.tensors import check_storable, find_ties, read_tensors, stream_tensors
 from echelon.checkpoint.text import pack, unpack
 from echelon.errors import CheckpointCorrupt, ConfigError, StorageFailed
 from echelon.state import State
+from echelon.storage import writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +66,8 @@ def read(path: Path) -> State:
         inside = {name: tensors.pop(name) for name in content["inside"]}
         tensors |= {alias: tensors[name] for alias, name in content["aliases"].items()}
         values = unpack(content["values"], inside)
+        if not isinstance(values, dict):
+            raise TypeError(f"the values are {type(values).__name__}")
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointCorrupt(str(path), f"{VALUES} does not fit the tensors ({error})") from error
     return State(step=manifest.step, tensors=tensors, values=values)
@@ -132,7 +136,7 @@ def write_snapshot(folder: Path, taken: Snapshot) -> Path:
             sync_folder(beside)
             _put_in_place(beside, final)
         except Exception:
-            shutil.rmtree(beside, ignore_errors=True)
+            _delete(beside)
             raise
     return final
 
@@ -141,10 +145,10 @@ def remove(path: Path) -> None:
     """Takes a checkpoint away; a crash in between leaves no half of one under its name."""
     with writing(path):
         gone = _beside(path, "removed")
-        shutil.rmtree(gone, ignore_errors=True)
+        _delete(gone)
         path.rename(gone)
         # What cannot be deleted now (a network file system keeps open files) is tried again by the next write.
-        shutil.rmtree(gone, ignore_errors=True)
+        _delete(gone)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -156,7 +160,16 @@ def remove_leftovers(folder: Path) -> None:
             entry.rename(final)
             sync_folder(folder)
         else:
-            shutil.rmtree(entry, ignore_errors=True)
+            _delete(entry)
+
+
+def _delete(path: Path) -> None:
+    """As far as that is possible; also a file or a link that somebody has put in a checkpoint's place."""
+    if path.is_symlink() or path.is_file():
+        with suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _make_folder(folder: Path) -> None:
@@ -182,13 +195,13 @@ def _put_in_place(beside: Path, final: Path) -> None:
         return
     if exchange(beside, final):
         sync_folder(final.parent)
-        shutil.rmtree(beside, ignore_errors=True)
+        _delete(beside)
         return
     old = _beside(final, "replaced")
     final.rename(old)
     beside.rename(final)
     sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _delete(old)
 
 
 def _beside(path: Path, state: str) -> Path:

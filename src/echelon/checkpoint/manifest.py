@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TENSORS, VALUES, MANIFEST = "state.safetensors", "values.json", "manifest.json"
+MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # the last: a link that leads to itself
 MAX_BYTES = 64 << 10  # a manifest has some hundreds
 
 
@@ -93,7 +95,7 @@ def open_part(path: Path) -> HashedInput:
         with reading(path):
             return HashedInput(path)
     except StorageFailed as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in MISSING:
             raise CheckpointCorrupt(str(path), "is missing") from error
         raise
 

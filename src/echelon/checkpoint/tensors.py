@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from echelon.checkpoint.disk import CHUNK_BYTES, HashedFile, HashedInput, reading, writing
+from echelon.checkpoint.disk import CHUNK_BYTES, HashedFile, HashedInput, reading
 from echelon.errors import CheckpointCorrupt, ConfigError
+from echelon.storage import writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -125,3 +125,62 @@ def rendezvous(worker: WorkerStart) -> int:
         time.sleep(0.01)
     worker.tether.send({"kind": "done", "threads": sum(1 for _ in Path("/proc/self/task").iterdir())})
     return 0
+
+
+def leave_a_process(worker: WorkerStart) -> int:
+    """Starts something that would go on for long, and ends without a thought for it."""
+    import multiprocessing
+    import subprocess
+
+    _begin(worker)
+    note = Path(worker.request["folder"]) / f"{worker.rank}.pid"
+    forks, kind = multiprocessing.get_context("fork"), worker.request["kind"]
+    kept: list[object] = []  # so that nothing ends because nobody holds it any more
+    if kind == "daemon":
+        kept.append(process := forks.Process(target=time.sleep, args=(PATIENCE_S,), daemon=True))
+        process.start()
+        note.write_text(str(process.pid))
+    elif kind == "manager":
+        kept.append(manager := forks.Manager())
+        note.write_text(str(manager._process.pid))
+    elif kind == "program":
+        kept.append(program := subprocess.Popen(["sleep", str(PATIENCE_S)]))
+        note.write_text(str(program.pid))
+    else:
+        subprocess.run(["sh", "-c", f"setsid sleep {PATIENCE_S} & echo $! > {note}"], check=True)
+    sys.modules[__name__].__dict__["kept"] = kept
+    worker.tether.send({"kind": "event", "event": {"event": "started"}})
+    how = worker.request.get("how", "done")
+    if how != "done" and worker.rank == 0:
+        while not all(note.with_name(f"{rank}.pid").exists() for rank in range(worker.workers)):
+            time.sleep(0.01)
+        if how == "raise":
+            raise UserError(0, "broken")
+        os.kill(os.getpid(), signal.Signals[how])
+    if how != "done":
+        time.sleep(PATIENCE_S)
+    worker.tether.send({"kind": "done"})
+    return 0
+
+
+def leave_things_open(worker: WorkerStart) -> int:
+    """What a script may leave to the end of the interpreter."""
+    import atexit
+    import tempfile
+    import threading
+
+    _begin(worker)
+    folder, rank = Path(worker.request["folder"]), worker.rank
+    log = (folder / f"log-{rank}").open("w")
+    log.write("an important line\n")
+    scratch = tempfile.TemporaryDirectory()
+
+    def finish_later() -> None:
+        time.sleep(0.1)
+        (folder / f"thread-{rank}").write_text("finished")
+
+    threading.Thread(target=finish_later).start()
+    atexit.register(lambda: (folder / f"exit-{rank}").write_text("ran"))
+    sys.modules[__name__].__dict__["kept"] = [log, scratch]
+    worker.tether.send({"kind": "done", "scratch": scratch.name})
+    return 0

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from echelon.errors import ConfigError
+from echelon.fleet import family
 from echelon.fleet.child import HELD_SIGNALS, become_worker
 from echelon.fleet.start import WorkerStart
 from echelon.fleet.starter import Ended, News, Processes, Started
@@ -49,7 +50,9 @@ class CallerStarter:
         return [*started, *(Ended(rank=rank, status=self._reap(rank)) for rank in self._processes.gone())]
 
     def close(self) -> list[int]:
+        theirs = [pid for worker in self._pids.values() for pid in family.below(worker)]
         left = self._processes.kill()
+        family.end(theirs)
         for rank in set(self._pids) - set(left):
             self._reap(rank)
         self._processes.forget()

@@ -14,11 +14,13 @@ from importlib import import_module
 from typing import Any, Never
 
 from echelon.errors import Bug, ConfigError, EchelonError, UserError, encode, headline
+from echelon.fleet.ending import Forks, disown, wind_up
 from echelon.fleet.start import WorkerStart
 from echelon.fleet.streams import STDERR, open_missing
 from echelon.fleet.tether import Tether
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 START_PATIENCE_S = 60.0
 FLUSH_PATIENCE_S = 60.0
 STDIN = 0
@@ -27,6 +29,11 @@ HELD_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Found before any fork: in a child of a process with threads, looking a symbol up may wait for a lock nobody holds.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def adopt_orphans() -> None:
+    """Be the parent of every process below this one whose own parent is gone."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
@@ -61,12 +68,14 @@ def become_worker(
         _leave_terminal(start["workers"])
         _own_random_state()
         if entry is not None:
+            disown()
             _one_torch_thread()
         for message in more:
             tether.deliver(message)
         tether.listen()
         code = _run(start, tether, store_fd, entry)
         tether.flush(FLUSH_PATIENCE_S)
+        wind_up()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001  the last frame of this process: nothing is left that could take it
@@ -132,6 +141,7 @@ def _take_signals(tether: Tether) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: tether.ask_to_stop())
+    Forks()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 

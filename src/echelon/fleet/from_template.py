@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from echelon.errors import ConfigError
+from echelon.fleet import family
 from echelon.fleet.packets import receive_packet, send_packet
 from echelon.fleet.starter import KILL_PATIENCE_S, Ended, Lost, News, Processes, Started, Unable, Warned
 
@@ -69,7 +70,9 @@ class TemplateStarter:
         self._processes.forget()
         self._control.close()
         if left or len(self._known) < self._asked:
+            theirs = family.below(self._process.pid)
             self._process.kill()  # busy importing, or stuck: what it has forked unseen dies with it
+            family.end(theirs)
         try:
             self._process.wait(EXIT_PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -6,6 +6,7 @@ What to do is decided by `watch.py` and `verdict.py`; here are the sockets, the 
 from __future__ import annotations
 
 import errno
+import os
 import selectors
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -75,6 +76,7 @@ class _Fleet:
         alarm: socket.socket,
     ) -> None:
         self._show = show
+        self._run = start.run
         self._lines = lines
         self._selector = selector
         self._starter = starter
@@ -97,7 +99,7 @@ class _Fleet:
         for rank, line in enumerate(self._lines):
             theirs = {line.theirs.fileno()} | ({store.fileno()} if rank == 0 else set())
             ends = [end.fileno() for each in self._lines for end in (each.ours, each.theirs)]
-            ours = {*ends, store.fileno(), *(thing.fileno() for thing in private)}
+            ours = {*ends, store.fileno(), *(thing.fileno() for thing in private), *_open_on(self._run)}
             foreign = sorted(fd for fd in ours - theirs if fd >= 0)
             self._starter.start(rank, line.theirs, store if rank == 0 else None, foreign)
             line.theirs.close()
@@ -249,6 +251,18 @@ def _ring_on_signals(bell: socket.socket) -> Iterator[None]:
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)
+
+
+def _open_on(folder: str) -> list[int]:
+    """Descriptors of this process that are open on `folder`: the lock on it must not outlive the launcher in a fork."""
+    found = []
+    with suppress(OSError):
+        wanted = Path(folder).stat()
+        for each in list(Path("/proc/self/fd").iterdir()):
+            with suppress(FileNotFoundError):  # the listing's own
+                if os.path.samestat(each.stat(), wanted):
+                    found.append(int(each.name))
+    return found
 
 
 def _oom_kills() -> int:

@@ -14,16 +14,19 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from echelon.fleet.child import become_worker, die_with_parent
+from echelon.fleet import family
+from echelon.fleet.child import adopt_orphans, become_worker, die_with_parent
 from echelon.fleet.packets import receive_packet, send_packet
 from echelon.fleet.streams import open_missing
 
 LAUNCHERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+REAP_EVERY_MS = 10_000
 PASSED_FDS = 2  # the worker's line and, for rank 0, the store's socket
 ONE_THREAD = "OPENBLAS_NUM_THREADS"  # numpy's BLAS starts a thread per core while it is imported
 
@@ -37,21 +40,23 @@ class Template:
     _pids: dict[int, int] = field(default_factory=dict)  # pidfd -> pid
 
     def serve(self) -> None:
-        """Fork and report until the launcher closes its end or is gone; then end all workers."""
+        """Fork and report until the launcher closes its end or is gone; then end all workers, and what they left."""
         listening = True
         while listening:
             waits = select.poll()
             for fd in (self.control.fileno(), *self._ranks):
                 waits.register(fd, select.POLLIN)
-            ready = {fd for fd, _ in waits.poll()}
+            ready = {fd for fd, _ in waits.poll(REAP_EVERY_MS)}
             for pidfd in ready & self._ranks.keys():
                 self._report_end(pidfd)
             if self.control.fileno() in ready:
                 listening = self._obey()
+            self._reap_orphans()
         for pidfd in self._ranks:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         for pid in self._pids.values():
             os.waitpid(pid, 0)
+        family.end_all_below(os.getpid())
 
     def say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         send_packet(self.control, message, fds)
@@ -81,6 +86,14 @@ class Template:
         pidfd = os.pidfd_open(pid)
         self._ranks[pidfd], self._pids[pidfd] = rank, pid
         self.say({"rank": rank, "pid": pid}, [pidfd])
+
+    def _reap_orphans(self) -> None:
+        """Processes that workers have left to this one, and that have ended since."""
+        with suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in self._pids.values():
+                    return  # a worker: its handle tells
+                os.waitpid(ended.si_pid, 0)
 
     def _report_end(self, pidfd: int) -> None:
         _, status = os.waitpid(self._pids.pop(pidfd), 0)
@@ -115,6 +128,7 @@ def main(control_fd: int, launcher: int) -> None:
     # Meant for the launcher, which asks all workers to stop: this process has to outlive that.
     for number in LAUNCHERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    adopt_orphans()
     template = Template(socket.socket(fileno=control_fd))
     order, _ = receive_packet(template.control, PASSED_FDS, wait=True)
     failure = preload(order["preload"]) if order else None

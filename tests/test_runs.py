@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,68 @@ def test_an_earlier_run_is_moved_beside_and_nothing_else(here):
     assert (moved / "checkpoints").is_dir()
     assert [entry.name for entry in (here / "x").iterdir()] == ["mine.txt"]
     assert set_aside(here / "x") is None
+
+
+def test_a_folder_is_found_from_where_the_command_was_given(here, monkeypatch):
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    with claim("a", "job", resume=False, base=str(here)) as run, claim("", "job", resume=False, base=str(here)) as new:
+        assert (run, new.parent) == (Path("a"), Path("runs"))
+        (here / "a" / "checkpoints").mkdir()
+        (here / new / "checkpoints" / "step-00000001").mkdir(parents=True)
+    with claim("", "job", resume=True, base=str(here)) as newest:
+        assert newest == new
+    assert set_aside(Path("a"), str(here)) == Path("a.1")
+    assert (here / "a.1" / "checkpoints").is_dir()
+    assert list((here / "elsewhere").iterdir()) == []
+
+
+def test_the_folder_that_a_command_was_given_in_stays_even_if_it_is_empty(here):
+    with claim(".", "job", resume=False, base=str(here)):
+        pass
+    assert here.is_dir()
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Renames that the operating system refuses, from now on."""
+    rename = Path.rename
+
+    def refuse(number, refused):
+        def attempt(path, target):
+            if refused(path, Path(target)):
+                raise OSError(number, os.strerror(number))
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", attempt)
+
+    return refuse
+
+
+def earlier_run(folder):
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "events.jsonl").write_text(folder.name)
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EBUSY])
+def test_on_a_mount_point_every_earlier_run_is_moved_inside(here, refuse, number):
+    refuse(number, lambda path, target: here / "x" not in target.parents)
+    for time in (1, 2):
+        earlier_run(here / "x")
+        assert set_aside(Path("x")) == Path(f"x/earlier.{time}")
+        assert sorted(part.name for part in (here / "x" / f"earlier.{time}").iterdir()) == [
+            "checkpoints",
+            "events.jsonl",
+        ]
+    assert sorted(entry.name for entry in here.iterdir()) == ["x"]
+    assert sorted(entry.name for entry in (here / "x").iterdir()) == ["earlier.1", "earlier.2"]
+
+
+def test_an_earlier_run_that_cannot_be_moved_whole_stays_whole(here, refuse):
+    refuse(errno.EBUSY, lambda path, _: path.name == "checkpoints")  # one part is a mount point itself
+    earlier_run(here / "x")
+    with pytest.raises(StorageFailed, match=r"cannot be moved.*--resume, or another --out") as caught:
+        set_aside(Path("x"))
+    assert caught.value.path == "x"
+    assert sorted(entry.name for entry in here.iterdir()) == ["x"]
+    assert sorted(entry.name for entry in (here / "x").iterdir()) == ["checkpoints", "events.jsonl"]

@@ -134,7 +134,10 @@ def start(request: Request, what: Any, workers: Workers, port: int | None, show:
         from echelon.assemble import check_plan
 
         check_plan(what, plan, count, request.exact)
-    with claim(request.out, request.name, resume=request.resume) as run, _watching(show) as watch:
+    with (
+        claim(request.out, request.name, resume=request.resume, base=request.base) as run,
+        _watching(show) as watch,
+    ):
         request = replace(request, out=str(run))
         results = run_workers(
             Start(
@@ -191,7 +194,7 @@ def _join(request: Request, what: Any, around: int, workers: Workers) -> Result 
     resolve_available(Plan.parse(request.plan), around)
     if rank_around_us() != 0:
         return to_result(run_joined(replace(request, out=""), what))
-    with claim(request.out, request.name, resume=request.resume) as run:
+    with claim(request.out, request.name, resume=request.resume, base=request.base) as run:
         return to_result(run_joined(replace(request, out=str(run)), what))
 
 
@@ -281,8 +284,17 @@ def make_request(
         exact=exact,
         steps=steps,
         out=str(out) if out is not None else "",
+        base=_here(),
         name=name_of(source),
         resume=resume,
         started=started or time.time(),
         source={"file": source.file, "name": source.name} if source else None,
     )
+
+
+def _here() -> str:
+    """The folder that paths are seen from. Empty if it has been deleted: an absolute path may still lead somewhere."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""

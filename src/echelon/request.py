@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import signal
 import sys
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader
@@ -77,11 +78,13 @@ def import_file(file: str, rank: int) -> Any:
         sys.path.insert(0, folder)
     try:
         loader.exec_module(module)
-    except (ConfigError, KeyboardInterrupt):
+    except ConfigError:
         del sys.modules[MODULE]
         raise
     except BaseException as error:
         del sys.modules[MODULE]
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            raise  # a real Ctrl-C; where a worker of ours leaves that to its launcher, the file raises it itself
         trace = user_trace(error)
         raise UserError(rank, f"{file} did not import: {headline(error)}", trace) from error
     return module
@@ -126,14 +129,16 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One training run, as every worker is told of it. `out` is its folder (empty: rank 0 knows), `name` what a folder
-    for it is called by. `record`: a folder to write each step's tensors to (verify).
+    """One training run, as every worker is told of it. `out` is its folder (empty: rank 0 knows), as people call it,
+    seen from `base`, where the command was given: the job's file may go elsewhere. `name` is what a folder for it is
+    called by. `record`: a folder to write each step's tensors to (verify).
     """
 
     plan: str = "dp"
     exact: bool = False
     steps: int | None = None
     out: str = ""
+    base: str = ""
     name: str = "job"
     resume: bool = False
     merge: bool = True
@@ -141,6 +146,11 @@ class Request:
     source: dict[str, Any] | None = None
     record: str | None = None
     seed: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the run folder is, whatever folder this process is in by now."""
+        return Path(self.base, self.out)
 
     @property
     def one_thread(self) -> bool:

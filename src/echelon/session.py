@@ -42,7 +42,9 @@ class Session:
         if request.one_thread:
             torch.set_num_threads(1)  # whatever the user's code has set
         hosts = meet(group, request, prepared)
-        self._run = Path(hosts[0]["run"])
+        line.stop_requested()  # all are here, so from now on a request to stop has somebody to obey it
+        self._name: str = hosts[0]["run"]
+        self._run = Path(request.base, self._name)  # the job's file may have gone to another folder
         agree_on_weights(group, prepared.module)
         self._recorder = Recorder(Path(request.record), group) if request.record else None
         self.parts: Parts = assemble(
@@ -64,7 +66,7 @@ class Session:
         self._began = self._finished = time.perf_counter()
 
     def _begin_anew(self) -> Resumed:
-        moved = set_aside(self._run) if self._group.rank == 0 else None
+        moved = set_aside(Path(self._name), self._request.base) if self._group.rank == 0 else None
         return Resumed(messages=(f"an earlier run was there; it is now {moved}",) if moved else ())
 
     def _open(self, hosts: list[dict[str, Any]], resumed: Resumed) -> None:
@@ -79,7 +81,7 @@ class Session:
             plan=str(Plan.parse(self._request.plan)),
             workers=self._group.size,
             steps=None if endless else course.total,
-            run=str(self._run),
+            run=self._name,
             exact=self._request.exact,
             samples_total=None if endless else course.samples_before(course.total + 1),
             parameters=sum(p.numel() for p in prepared.module.parameters()),
@@ -91,7 +93,7 @@ class Session:
         for host in hosts:
             self._report(event("worker", rank=host["rank"], pid=host["pid"], host=host["host"]))
         if resumed.step:
-            self._report(event("resume", step=resumed.step, path=str(self._run / "checkpoints")))
+            self._report(event("resume", step=resumed.step, path=str(Path(self._name, "checkpoints"))))
 
     def train(self) -> bool:
         """Run the loop to the end, or until somebody asks to stop (True)."""
@@ -200,7 +202,7 @@ class Session:
             bytes_sent=sent,
             plan=str(Plan.parse(self._request.plan)),
             workers=self._group.size,
-            run=str(self._run),
+            run=self._name,
         )
         self._report(event("stopped" if stopped else "end", **result.to_dict()))
         return result

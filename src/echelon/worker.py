@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Never
 
-from echelon.errors import ConfigError, PeerLost
+from echelon.errors import ConfigError, PeerLost, Stopped
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
 from echelon.progress import progress
 from echelon.request import Request, Source
+from echelon.runs import take_away_if_empty
+from echelon.signals import Stopping, stop_on_signals
 
 if TYPE_CHECKING:  # the launcher asks for its port here, and starts without torch
     from echelon.comm import Meeting
 
 GO_PATIENCE_S = 24 * 3600.0
+STDERR = 2
 INSIDE = "ECHELON_WORKER"
+DEFAULT_PORT, LAST_PORT = 29500, 65535  # the first is torch.distributed's own
 
 
 class TetherLine:
@@ -81,9 +82,24 @@ def _run(start: WorkerStart, load: Callable[[], Any], forked: bool) -> int:
         cores=len(os.sched_getaffinity(0)),
         forked=forked,
     )
-    payload = run_one(Request(**start.request), place, meeting, load, TetherLine(start.tether))
+    payload = run_one(Request(**start.request), place, meeting, lambda: _fit(load()), TetherLine(start.tether))
     start.tether.send({"kind": "done", **payload})
     return 0
+
+
+def _fit(what: Any) -> Any:
+    """`what` has been imported. Refuses what else that has done, where nothing could work any more."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        why = "was called before training; Echelon makes the process group itself, so leave the call out"
+        raise ConfigError("init_process_group", why)
+    device = torch.get_default_device()
+    if device.type not in ("cpu", "cuda"):
+        why = f"torch's default device was set to {device}, on which nothing can be trained here; leave that out"
+        raise ConfigError("set_default_device", why)
+    return what
 
 
 def be_inside() -> None:
@@ -98,19 +114,37 @@ def workers_around_us() -> int | None:
             "train",
             "was called while a worker was importing the job; put the call under: if __name__ == '__main__':",
         )
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    return None
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    workers = _number("WORLD_SIZE", least=1)
+    _number("RANK", most=workers - 1)
+    return workers
 
 
 def rank_around_us() -> int:
-    return int(os.environ.get("RANK", "0"))
+    """This process's rank among them; 0 if it is alone."""
+    return _number("RANK") if "WORLD_SIZE" in os.environ else 0
+
+
+def _number(name: str, *, least: int = 0, most: int | None = None, default: int = 0) -> int:
+    """What the environment says; a number that cannot be is refused."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(
+            name,
+            f"is {text!r} in the environment, and must be a whole number {bounds}: torchrun sets it; to train without "
+            "another launcher, unset RANK and WORLD_SIZE",
+        )
+    return int(text)
 
 
 def port_wanted() -> int | None:
     """The rendezvous port that the environment asks for."""
     port = os.environ.get("MASTER_PORT")
-    if port and not port.isdecimal():
+    if port and (not port.isdecimal() or int(port) > LAST_PORT):
         raise ConfigError("port", f"MASTER_PORT is {port!r}, which is no port number")
     return int(port) if port else None
 
@@ -122,30 +156,32 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
     from echelon.place import Place
 
     environment = os.environ
-    rank, workers = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    local = int(environment.get("LOCAL_WORLD_SIZE", workers))
+    workers = _number("WORLD_SIZE", least=1)
+    rank = _number("RANK", most=workers - 1)
     place = Place(
         rank=rank,
         workers=workers,
-        local_rank=int(environment.get("LOCAL_RANK", rank)),
-        local_workers=local,
+        local_rank=_number("LOCAL_RANK", default=rank),
+        local_workers=_number("LOCAL_WORLD_SIZE", least=1, most=workers, default=workers),
         cores=len(os.sched_getaffinity(0)),
     )
+    port = port_wanted() or DEFAULT_PORT
 
     def meeting() -> Meeting:
         return Meeting(
             rank=rank,
             size=workers,
-            host=environment.get("MASTER_ADDR", "127.0.0.1"),
-            port=int(environment.get("MASTER_PORT", "29500")),
+            host=environment.get("MASTER_ADDR") or "127.0.0.1",
+            port=port,
             serve=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
             attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
 
-    with stop_on_signals() as stopping:
-        line = TerminalLine(stopping, rank)
+    stopping = Stopping()
+    line = TerminalLine(stopping, rank)
+    with stop_on_signals(stopping, lambda: _end_at_once(request, rank, stopping, line)):
         try:
-            return run_one(request, place, meeting, lambda: job, line)
+            return run_one(request, place, meeting, lambda: _fit(job), line)
         except PeerLost as error:
             # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
             sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")
@@ -154,10 +190,24 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
             line.close()
 
 
+def _end_at_once(request: Request, rank: int, stopping: Stopping, line: TerminalLine) -> Never:
+    """Without a word to the main thread: it may be waiting for a peer, where nothing reaches it."""
+    why = "ended by the second request to stop; go on from the last checkpoint with --resume"
+    if not stopping.training:
+        why = str(Stopped(step=0, run=""))
+    with suppress(OSError):
+        line.close()
+    if request.out:
+        take_away_if_empty(request.folder)
+    with suppress(OSError):
+        os.write(STDERR, f"echelon: rank {rank}: {why}\n".encode())
+    os._exit(Stopped.exit_code)
+
+
 class TerminalLine:
     """The line of a worker that nobody of ours has started: rank 0 prints, signals ask to stop."""
 
-    def __init__(self, stopping: threading.Event, rank: int) -> None:
+    def __init__(self, stopping: Stopping, rank: int) -> None:
         self._stopping = stopping
         self._progress = progress(sys.stdout) if rank == 0 else None
 
@@ -169,27 +219,8 @@ class TerminalLine:
             self._progress(record)
 
     def stop_requested(self) -> bool:
-        return self._stopping.is_set()
+        return self._stopping.obey()
 
     def close(self) -> None:
         if self._progress is not None:
             self._progress.close()
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """Turn SIGTERM and SIGINT into a request to stop, where this thread may; as they were afterwards."""
-    stopping = threading.Event()
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 
 import pytest
 
 from echelon import errors
 from echelon.errors import (
+    LINE_LIMIT,
+    TRACE_LIMIT,
     ConfigError,
     EchelonError,
     OutOfMemory,
@@ -108,6 +111,22 @@ def test_what_the_user_raises_keeps_its_traceback_and_says_when():
     assert error.why == "ValueError: first line (while computing the loss)"
     assert "in user" in error.trace
     assert "second line" in error.trace
+
+
+@pytest.mark.parametrize("text", ["x" * 3_000_000, "first\n" + "a line\n" * 500_000 + "last"])
+def test_a_message_of_megabytes_is_cut_to_how_it_begins_and_ends(text):
+    def user():
+        raise ValueError(f"what is wrong {text} in the end")
+
+    error = raised_by(user)
+    assert type(error) is UserError
+    assert error.why.startswith("ValueError: what is wrong")
+    assert len(error.why) < LINE_LIMIT + 100
+    assert len(error.trace) < TRACE_LIMIT + 200
+    assert error.trace.startswith("Traceback (most recent call last):\n")
+    assert "in user" in error.trace
+    assert error.trace.rstrip().endswith("in the end")
+    assert len(raised_by(lambda: sys.exit(text)).why) < LINE_LIMIT + 100
 
 
 def test_an_exception_without_a_message_is_named_by_its_type():

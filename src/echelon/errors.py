@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 _PACKAGE = str(Path(__file__).parent)
+LINE_LIMIT, TRACE_LIMIT = 300, 64 << 10  # characters of a message in one line, and of a traceback
 TRACE_BEGINS = "Traceback (most recent call last):"  # left out by Python where no frame is left
 
 
@@ -280,7 +281,8 @@ def users_code(doing: str, rank: int = -1) -> Iterator[None]:
     except (EchelonError, Unwinding):
         raise
     except SystemExit as error:
-        raise UserError(rank, f"sys.exit({error.code!r}) was called while {doing}", user_trace(error)) from error
+        status = shorten(repr(error.code), LINE_LIMIT)
+        raise UserError(rank, f"sys.exit({status}) was called while {doing}", user_trace(error)) from error
     except BaseException as error:
         if _is_out_of_memory(error):
             why = f"rank {rank} ran out of memory while {doing}" if rank >= 0 else f"memory ran out while {doing}"
@@ -300,7 +302,7 @@ def user_trace(error: BaseException) -> str:
     theirs = [frame for frame in told.stack if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))]
     if theirs or isinstance(error, SyntaxError):
         told.stack = traceback.StackSummary.from_list(theirs)
-    text = "".join(told.format())
+    text = shorten("".join(told.format()), TRACE_LIMIT)
     return text if TRACE_BEGINS in text else f"{TRACE_BEGINS}\n{text}"
 
 
@@ -310,7 +312,16 @@ def headline(error: BaseException) -> str:
         lines = str(error).strip().splitlines()
     except Exception:  # noqa: BLE001  its `__str__` is the user's code
         lines = []
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = shorten(lines[0], LINE_LIMIT) if lines else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most about `limit` characters: how the text begins and ends. A printed tensor may have millions."""
+    if len(text) <= limit:
+        return text
+    head = limit // 4 if "\n" in text else limit * 3 // 4
+    return f"{text[:head]} [... {len(text) - limit} characters left out ...] {text[head - limit :]}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

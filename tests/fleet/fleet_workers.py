@@ -184,3 +184,9 @@ def leave_things_open(worker: WorkerStart) -> int:
     sys.modules[__name__].__dict__["kept"] = [log, scratch]
     worker.tether.send({"kind": "done", "scratch": scratch.name})
     return 0
+
+
+def fail_at_length(worker: WorkerStart) -> int:
+    """Fails with what is too long to be told, or no text."""
+    _begin(worker)
+    raise UserError(0, "broken", "x" * (20 << 20) if worker.request["why"] == "long" else object())  # type: ignore[arg-type]

@@ -75,6 +75,14 @@ def test_a_worker_that_ends_early_is_named_with_how_it_ended(
     assert "1" in str(raised.value)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_too_long_for_a_line_or_not_json_keeps_its_type(way: str) -> None:
+    for why in ("long", "object"):
+        with pytest.raises(UserError, match="broken") as raised:
+            run("fail_at_length", way, workers=1, request={"why": why})
+        assert len(raised.value.trace) < 100_000
+
+
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="fleet_workers:nonsense"):
         run("nonsense")

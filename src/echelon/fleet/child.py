@@ -13,7 +13,17 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Never
 
-from echelon.errors import Bug, ConfigError, EchelonError, UserError, encode, headline
+from echelon.errors import (
+    LINE_LIMIT,
+    TRACE_LIMIT,
+    Bug,
+    ConfigError,
+    EchelonError,
+    UserError,
+    encode,
+    headline,
+    shorten,
+)
 from echelon.fleet.ending import Forks, disown, wind_up
 from echelon.fleet.start import WorkerStart
 from echelon.fleet.streams import STDERR, open_missing
@@ -104,22 +114,27 @@ def _run(
     try:
         tether.send({"kind": "failed", "error": encode(failure)})
     except (TypeError, ValueError):  # its fields are no JSON, or too long
-        tether.send(
-            {"kind": "failed", "error": encode(Bug(rank, str(failure)[:10_000], traceback.format_exc()[:10_000]))}
-        )
+        tether.send({"kind": "failed", "error": _speakable(encode(failure))})
     return failure.exit_code
+
+
+def _speakable(values: dict[str, Any]) -> dict[str, Any]:
+    """An error's values as far as a line can carry them; its type is what matters most."""
+    plain = (int, float, type(None))
+    return {name: v if isinstance(v, plain) else shorten(str(v), TRACE_LIMIT) for name, v in values.items()}
 
 
 def _typed(rank: int, error: BaseException) -> EchelonError:
     if isinstance(error, EchelonError):
         return error
     if isinstance(error, SystemExit):
-        return UserError(rank, f"the job called exit({error.code!r}) before it had finished", _trace(error))
+        status = shorten(repr(error.code), LINE_LIMIT)
+        return UserError(rank, f"the job called exit({status}) before it had finished", _trace(error))
     return Bug(rank, headline(error), _trace(error))
 
 
 def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+    return shorten("".join(traceback.format_exception(error)), TRACE_LIMIT)
 
 
 def _find(entry: str) -> Callable[[WorkerStart], int]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
 import pytest
 import torch
 
+from echelon.checkpoint import folder
 from echelon.comm import Group
-from echelon.errors import ConfigError, Diverged
+from echelon.errors import ConfigError, Diverged, StorageFailed
 from echelon.resume import Checkpoints, check_identity, identity, without_value
 from echelon.state import State
 from equivalence.jobs import Images, job
+
+PATIENCE_S = 30.0
 
 
 class Agreement:
@@ -43,22 +48,27 @@ class Watching(Group):
 
 @pytest.fixture
 def make(tmp_path):
-    def make(agreement):
+    def make(agreement, tell=lambda _: None):
         group = Watching(tmp_path)
-        return Checkpoints(tmp_path, job(data=Images()), 131, True, group, agreement), group
+        mine = identity(job(data=Images()), 131, True, "data")
+        return Checkpoints(tmp_path, "runs/a", mine, 3, group, agreement, tell=tell), group
 
     return make
 
 
 def test_all_wait_until_what_was_committed_is_on_disk_before_anybody_reports_a_divergence(make):
-    checkpoints, group = make(Agreement(4))
-    assert checkpoints.save_before_failing(0.5)["event"] == "checkpoint"
+    told = []
+    checkpoints, group = make(Agreement(4), told.append)
+    checkpoints.save_before_failing(0.5)
+    assert [record["event"] for record in told] == ["saving", "checkpoint"]
     assert group.seen == [["step-00000004"]]
 
 
 def test_weights_that_are_nan_are_not_saved_before_a_failure_and_a_warning_says_so(make):
-    checkpoints, group = make(Agreement(4, math.nan))
-    record = checkpoints.save_before_failing(0.5)
+    told = []
+    checkpoints, group = make(Agreement(4, math.nan), told.append)
+    checkpoints.save_before_failing(0.5)
+    (record,) = told
     assert record["event"] == "warning"
     assert "w is NaN" in record["message"]
     assert group.seen == [[]]
@@ -82,9 +92,64 @@ def test_every_type_of_weight_can_be_looked_at(dtype):
 
 
 def test_a_state_that_is_on_disk_is_not_written_twice(make):
-    checkpoints, _ = make(Agreement(4))
-    assert checkpoints.save(0.5) is not None
-    assert checkpoints.save(0.5) is None
+    told = []
+    checkpoints, _ = make(Agreement(4), told.append)
+    checkpoints.save(0.5)
+    checkpoints.save(0.5)
+    assert [record["event"] for record in told] == ["saving", "checkpoint"]
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that takes nothing until it is let."""
+    write = folder.write_snapshot
+    let = threading.Event()
+
+    def slow(*arguments):
+        assert let.wait(PATIENCE_S)
+        return write(*arguments)
+
+    monkeypatch.setattr(folder, "write_snapshot", slow)
+    yield let
+    let.set()
+
+
+def test_a_checkpoint_is_told_of_only_when_it_is_on_the_disk(make, disk, tmp_path):
+    told = []
+    checkpoints, _ = make(Agreement(4), told.append)
+    checkpoints.save(0.5, wait=False)
+    checkpoints.tell_finished()
+    assert [(record["event"], record["step"]) for record in told] == [("saving", 4)]
+    disk.set()
+    end = time.monotonic() + PATIENCE_S
+    while len(told) < 2 and time.monotonic() < end:
+        checkpoints.tell_finished()  # as after every step
+    assert (told[1]["event"], told[1]["step"]) == ("checkpoint", 4)
+    assert told[1]["path"] == "runs/a/checkpoints/step-00000004"
+    assert (tmp_path / "checkpoints" / "step-00000004" / "manifest.json").exists()
+    assert told[1]["seconds"] > told[1]["paused_seconds"] > 0  # it was written while training went on
+
+
+def test_the_last_checkpoint_is_told_of_at_the_end(make, disk):
+    told = []
+    checkpoints, _ = make(Agreement(4), told.append)
+    checkpoints.save(0.5, wait=False)
+    disk.set()
+    checkpoints.close()
+    assert [record["event"] for record in told] == ["saving", "checkpoint"]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_never_told_of(make, monkeypatch):
+    def full(*_):
+        raise StorageFailed("runs/a", "No space left on device")
+
+    monkeypatch.setattr(folder, "write_snapshot", full)
+    told = []
+    checkpoints, _ = make(Agreement(4), told.append)
+    checkpoints.save(0.5, wait=False)
+    with pytest.raises(StorageFailed):
+        checkpoints.close()
+    assert [record["event"] for record in told] == ["saving"]
 
 
 def test_a_run_goes_on_from_its_newest_state_with_its_last_loss(make):
@@ -109,8 +174,21 @@ def test_nothing_to_resume_is_said(make):
     [({"seed": 1}, 131, "seed"), ({"batch": 49}, 131, "batch"), ({"slices": 6}, 131, "slices"), ({}, 132, "dataset")],
 )
 def test_what_the_data_position_hangs_on_must_be_the_same(changes, size, term):
-    state = State(step=3, values=identity(job(data=Images()), 131, True))
-    check_identity(state, job(data=Images(), steps=99, clip=None), 131)
+    state = State(step=3, values=identity(job(data=Images()), 131, True, "data"))
+    check_identity(state, identity(job(data=Images(), steps=99, clip=None), 131, False, "data"))
     with pytest.raises(ConfigError) as caught:
-        check_identity(state, job(data=Images(), **changes), size)
+        check_identity(state, identity(job(data=Images(), **changes), size, True, "data"))
     assert caught.value.term == term
+
+
+def test_other_samples_are_warned_of_and_gone_on_with():
+    mine = identity(job(data=Images()), 131, True, "data")
+    assert check_identity(State(step=3, values=mine), mine) == []
+    (message,) = check_identity(State(step=3, values=mine), {**mine, "data": "other"})
+    assert "as many samples" in message
+
+
+def test_a_checkpoint_that_does_not_know_its_data_is_gone_on_from():
+    mine = identity(job(data=Images()), 131, True, "data")
+    old = {name: value for name, value in mine.items() if name != "data"}
+    assert check_identity(State(step=3, values=old), mine) == []

@@ -16,7 +16,7 @@ from echelon.checkpoint import Keeper, pack, unpack
 from echelon.checkpoint.folder import snapshot
 from echelon.comm import Group
 from echelon.errors import ConfigError, Diverged
-from echelon.events import Event, event
+from echelon.events import Emit, event
 from echelon.job import Job
 from echelon.state import State
 
@@ -31,16 +31,28 @@ class Resumed:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Every worker has them; rank 0 alone reads and writes, for all."""
+    """The checkpoints of one run. Every worker has them; rank 0 alone reads and writes, for all. `name` is what people
+    call the folder `run`.
+    """
 
-    def __init__(self, run: Path, job: Job, size: int, exact: bool, group: Group, agreement: Agreement) -> None:
-        self._run = run
-        self._job = job
-        self._size = size
-        self._exact = exact
+    def __init__(
+        self,
+        run: Path,
+        name: str,
+        identity: dict[str, Any],
+        keep: int,
+        group: Group,
+        agreement: Agreement,
+        *,
+        tell: Emit,
+    ) -> None:
+        self._name = name
+        self._identity = identity
         self._group = group
         self._agreement = agreement
-        self._keeper = Keeper(run / "checkpoints", job.keep) if group.rank == 0 else None
+        self._tell = tell
+        self._paused_s: dict[int, float] = {}
+        self._keeper = Keeper(run / "checkpoints", keep) if group.rank == 0 else None
         self._newest: int | None = None
         self._loss: float | None = None
         self.check()
@@ -58,56 +70,77 @@ class Checkpoints:
         found = self._keeper.latest(messages.append) if self._keeper is not None else None
         state = share_state(found, self._group)
         if state is None:
-            return Resumed(messages=(*messages, f"nothing to resume in {self._run}; starting anew"))
-        check_identity(state, self._job, self._size)
+            return Resumed(messages=(*messages, f"nothing to resume in {self._name}; starting anew"))
+        messages += check_identity(state, self._identity)
         self._agreement.restore(state)
         self._newest, self._loss = state.step, state.values.get("loss")
         return Resumed(step=state.step, loss=self._loss, messages=tuple(messages))
 
-    def save(self, loss: float | None, *, wait: bool = True) -> Event | None:
-        """Write the committed state, unless that is on disk already; the event that tells of it.
+    def save(self, loss: float | None, *, wait: bool = True) -> None:
+        """Write the committed state, unless that is on disk already. `saving` is told before, `checkpoint` when it is
+        on the disk: at the next `tell_finished` if this does not wait for it.
 
         A checkpoint of the same step that this run has neither written nor gone on from is replaced: it may be corrupt.
         """
         self._loss = loss
         if self._keeper is not None and wait:
             self._keeper.wait()
+            self.tell_finished()
         state = self._state()
         if state.step == self._newest:
-            return None
+            return
         lost = without_value(state)
         if lost is not None:  # every worker finds it: they hold the same weights
             raise Diverged(state.step, f"{lost} is NaN and was not saved; go on from an earlier step with --resume")
-        if self._keeper is None:
-            self._newest = state.step
-            return None
-        began = time.perf_counter()
-        if wait:
-            self._keeper.save_now(state)
-        else:
-            self._keeper.save(state)
+        if self._keeper is not None:
+            self._write(self._keeper, state, wait)
         self._newest = state.step
-        path = str(self._run / "checkpoints" / f"step-{state.step:08d}")
-        return event("checkpoint", step=state.step, path=path, seconds=time.perf_counter() - began)
 
-    def save_before_failing(self, loss: float | None) -> Event | None:
+    def _write(self, keeper: Keeper, state: State, wait: bool) -> None:
+        self._tell(event("saving", step=state.step))
+        began = time.perf_counter()
+        try:
+            if wait:
+                keeper.save_now(state)
+            else:
+                keeper.save(state)
+        finally:
+            self._paused_s[state.step] = time.perf_counter() - began
+        self.tell_finished()
+
+    def tell_finished(self) -> None:
+        """Tell of the checkpoints that have reached the disk: what writing took, and for how long training paused."""
+        for written in self._keeper.finished() if self._keeper is not None else ():
+            self._tell(
+                event(
+                    "checkpoint",
+                    step=written.step,
+                    path=str(Path(self._name, "checkpoints", written.path.name)),
+                    seconds=written.seconds,
+                    paused_seconds=self._paused_s.pop(written.step),
+                )
+            )
+
+    def save_before_failing(self, loss: float | None) -> None:
         """Save what was committed before a step that diverged. Whoever fails first ends all, so everybody waits for
         rank 0. Weights that are NaN are not saved: they would hide the checkpoint before them.
         """
         try:
-            saved = self.save(loss)
+            self.save(loss)
         except Diverged as error:
-            saved = event("warning", message=str(error))
+            self._tell(event("warning", message=str(error)))
         self._group.gather(None, "saving what was committed")
-        return saved
 
     def close(self) -> None:
         if self._keeper is not None:
-            self._keeper.close()
+            try:
+                self._keeper.close()
+            finally:
+                self.tell_finished()
 
     def _state(self) -> State:
         state = self._agreement.export()
-        state.values |= identity(self._job, self._size, self._exact) | {"loss": self._loss}
+        state.values |= self._identity | {"loss": self._loss}
         return state
 
 
@@ -121,25 +154,32 @@ def without_value(state: State) -> str | None:
     return None
 
 
-def identity(job: Job, size: int, exact: bool) -> dict[str, Any]:
-    """What a checkpoint says of the job it belongs to. Only what the data position hangs on must stay the same."""
+def identity(job: Job, size: int, exact: bool, data: str) -> dict[str, Any]:
+    """What a checkpoint says of the job it belongs to. Only what the data position hangs on must stay the same. `data`
+    is the fingerprint of the dataset.
+    """
     return {
         "job": {"seed": job.seed, "batch": job.batch, "slices": job.slices, "dataset": size},
         "exact": exact,
+        "data": data,
         "random": {"seed": job.seed, "rule": "every step's, slice's and sample's state follows from the seed"},
     }
 
 
-def check_identity(state: State, job: Job, size: int) -> None:
-    """Refuse a checkpoint whose data position would mean something else in this job."""
-    mine = identity(job, size, exact=False)["job"]
-    for name, saved in state.values.get("job", {}).items():
-        if saved != mine[name]:
+def check_identity(state: State, identity: dict[str, Any]) -> list[str]:
+    """Refuse a checkpoint whose data position would mean something else in this job; what else is to be said."""
+    mine = identity["job"]
+    for name, saved in (state.values.get("job") or {}).items():
+        if saved != mine.get(name):
             raise ConfigError(
                 name,
-                f"the checkpoint was made with {name}={saved} and the job has {mine[name]}; "
+                f"the checkpoint was made with {name}={saved} and the job has {mine.get(name)}; "
                 "set it back, or start anew with another --out",
             )
+    if state.values.get("data") in (None, identity["data"]):
+        return []
+    why = "the dataset has as many samples as the checkpoint was made from, but other ones"
+    return [f"{why}; training goes on with them. Should they be the same: is it drawn at random without a seed?"]
 
 
 def share_state(state: State | None, group: Group) -> State | None:

@@ -22,9 +22,10 @@ from echelon.record import Recorder
 from echelon.reporting import Line, Reporter, list_some, median_step_ms, write_job
 from echelon.request import Request
 from echelon.result import Result
-from echelon.resume import Checkpoints, Resumed
+from echelon.resume import Checkpoints, Resumed, identity
 from echelon.roster import agree_on_weights, describe, fingerprint, meet, remarks
 from echelon.runs import set_aside
+from echelon.slices import Course
 
 
 class Session:
@@ -53,8 +54,16 @@ class Session:
             probe=self._recorder.gradients if self._recorder else None,
             seen=self._recorder.samples if self._recorder else None,
         )
+        job, size = prepared.job, prepared.course.size
+        job, size = prepared.job, prepared.course.size
         self._checkpoints = Checkpoints(
-            self._run, prepared.job, prepared.course.size, prepared.exact, group, self.parts.agreement
+            self._run,
+            self._name,
+            identity(job, size, prepared.exact, hosts[0]["data"]),
+            job.keep,
+            group,
+            self.parts.agreement,
+            tell=self._tell,
         )
         resumed = self._checkpoints.resume() if request.resume else self._begin_anew()
         self._loss = resumed.loss
@@ -72,24 +81,15 @@ class Session:
     def _open(self, hosts: list[dict[str, Any]], resumed: Resumed) -> None:
         prepared, course = self._prepared, self._prepared.course
         if self._group.rank == 0:
-            write_job(self._run, describe(self._request, prepared, hosts))
-        for message in (*resumed.messages, *remarks(hosts), *too_small(prepared.module, course)):
+            write_job(self._run, describe(self._request, prepared, hosts, resumed.step))
+        for message in (
+            *resumed.messages,
+            *remarks(hosts),
+            *too_small(prepared.module, course),
+            *_surplus(resumed, course),
+        ):
             self._report(event("warning", message=message))
-        endless = prepared.job.epochs == ENDLESS
-        start = event(
-            "start",
-            plan=str(Plan.parse(self._request.plan)),
-            workers=self._group.size,
-            steps=None if endless else course.total,
-            run=self._name,
-            exact=self._request.exact,
-            samples_total=None if endless else course.samples_before(course.total + 1),
-            parameters=sum(p.numel() for p in prepared.module.parameters()),
-            batch=prepared.job.batch,
-            slices=prepared.job.slices,
-            device=str(self._group.device),
-        )
-        self._report(start)
+        self._report(_start(self._request, prepared, self._group, self._name))
         for host in hosts:
             self._report(event("worker", rank=host["rank"], pid=host["pid"], host=host["host"]))
         if resumed.step:
@@ -128,6 +128,7 @@ class Session:
             self._evaluate(step)
         if job.checkpoint_every and step % job.checkpoint_every == 0:
             self.save(wait=False)
+        self._checkpoints.tell_finished()
 
     def _note(self, done: StepDone) -> None:
         self._loss = done.outcome.loss
@@ -162,15 +163,14 @@ class Session:
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint of the committed state, unless there is one already."""
-        self._tell(self._checkpoints.save(self._loss, wait=wait))
+        self._checkpoints.save(self._loss, wait=wait)
 
     def save_before_failing(self) -> None:
         """Before the reason why a step cannot be committed is told, what was committed is saved."""
-        self._tell(self._checkpoints.save_before_failing(self._loss))
+        self._checkpoints.save_before_failing(self._loss)
 
-    def _tell(self, record: Event | None) -> None:
-        if record is not None:
-            self._report(record)
+    def _tell(self, record: Event) -> None:
+        self._report(record)  # which is there only once the folder is ready for it
 
     def finish(self, *, stopped: bool) -> Result:
         """Everything that is left to write, and the result, which every rank knows."""
@@ -215,6 +215,30 @@ class Session:
             self._report.close()
             self.parts.agreement.detach()
             del self.parts
+
+
+def _start(request: Request, prepared: Prepared, group: Group, run: str) -> Event:
+    job, course = prepared.job, prepared.course
+    endless = job.epochs == ENDLESS
+    return event(
+        "start",
+        plan=str(Plan.parse(request.plan)),
+        workers=group.size,
+        steps=None if endless else course.total,
+        run=run,
+        exact=request.exact,
+        samples_total=None if endless else course.samples_before(course.total + 1),
+        parameters=sum(p.numel() for p in prepared.module.parameters()),
+        batch=job.batch,
+        slices=job.slices,
+        device=str(group.device),
+    )
+
+
+def _surplus(resumed: Resumed, course: Course) -> list[str]:
+    if resumed.step <= course.total:
+        return []
+    return [f"the run has {resumed.step} steps already and {course.total} were asked for; nothing is left to train"]
 
 
 Open = Callable[[Prepared], Session]

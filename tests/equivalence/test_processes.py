@@ -266,6 +266,30 @@ def test_a_checkpoint_of_another_job_is_refused(train, changes, term):
     assert caught.value.term == term
 
 
+def warnings_of(run):
+    return [e["message"] for e in run.shown if e["event"] == "warning"]
+
+
+def test_other_samples_than_before_are_gone_on_with_and_warned_of(train):
+    train(JOBS["images"](steps=1), 1)
+    train(JOBS["images"](steps=2), 1, resume=True)
+    assert not warnings_of(train)
+    other = Images()
+    other.x = other.x + 1
+    assert train(JOBS["images"](steps=3, data=other), 1, resume=True).steps == 3
+    (warning,) = warnings_of(train)
+    assert "as many samples as the checkpoint was made from, but other ones" in warning
+
+
+def test_fewer_steps_than_the_run_has_already_are_said_to_be_done(train, tmp_path):
+    first = train(JOBS["dense"](steps=4), 1)
+    again = train(JOBS["dense"](steps=2), 1, resume=True)
+    assert (again.digest, again.steps) == (first.digest, 4)
+    assert any("has 4 steps already and 2 were asked for" in message for message in warnings_of(train))
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    assert json.loads((tmp_path / "run" / "job.json").read_text())["steps"] == 4
+
+
 # --- what a run leaves -----------------------------------------------------------------------------------------------
 
 
@@ -304,7 +328,9 @@ def test_the_events_are_those_of_the_contract(train, tmp_path):
     assert [e["samples"] for e in steps] == [50, 50, 31, 50, 50, 31, 50]
     assert all(e["shares"] == {"0": 3, "1": 2, "2": 2} for e in steps)
     assert all(e["seconds"] > 0 and e["bytes"] > 0 for e in steps)
-    assert [e["step"] for e in found if e["event"] == "checkpoint"] == [3, 6, 7]
+    saved = [e for e in found if e["event"] == "checkpoint"]
+    assert [e["step"] for e in saved] == [e["step"] for e in found if e["event"] == "saving"] == [3, 6, 7]
+    assert all(e["seconds"] > 0 and e["paused_seconds"] > 0 for e in saved)
     (start,) = (e for e in found if e["event"] == "start")
     assert (start["plan"], start["workers"], start["steps"], start["samples_total"]) == ("dp", 3, 7, 312)
     assert found[-1]["event"] == "end"

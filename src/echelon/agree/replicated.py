@@ -197,7 +197,7 @@ class Replicated:
         mine = {**dict(self._module.named_parameters()), **persistent_buffers(self._module)}
         saved = {path.removeprefix("model/"): t for path, t in state.tensors.items() if path.startswith("model/")}
         for name in sorted(mine.keys() | saved.keys()):
-            if name not in saved or name not in mine or saved[name].shape != mine[name].shape:
+            if name not in saved or name not in mine or _kind(saved[name]) != _kind(mine[name]):
                 raise ConfigError(
                     "model",
                     f"the checkpoint does not fit: {_difference(name, mine, saved)}; start anew with another --out",
@@ -232,4 +232,9 @@ def _difference(name: str, mine: dict[str, Tensor], saved: dict[str, Tensor]) ->
         return f"{name} is not in it"
     if name not in mine:
         return f"the model has no {name}"
-    return f"{name} is {tuple(saved[name].shape)} there and {tuple(mine[name].shape)} in the model"
+    return f"{name} is {_kind(saved[name])} there and {_kind(mine[name])} in the model"
+
+
+def _kind(tensor: Tensor) -> str:
+    """What must be alike to go on: copied into another dtype, weights would be others without a word."""
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

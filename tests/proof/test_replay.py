@@ -13,7 +13,7 @@ import pytest
 
 import echelon
 from echelon.api import train_file
-from echelon.errors import ConfigError, Diverged
+from echelon.errors import ConfigError, Diverged, UserError
 from echelon.proof import replay
 
 JOB_FILE = """
@@ -128,13 +128,35 @@ def test_what_cannot_be_replayed_is_said(broken: Path, tmp_path: Path) -> None:
         replay(tmp_path / "run", 1, 0)
 
 
-def test_a_file_that_has_changed_since_is_refused(broken: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def changed(broken: Path, folder: Path, old: str, new: str) -> Path:
+    """A copy of the run, of a job whose file has changed since."""
+    run = folder / "run"
     shutil.copytree(broken / "run", run)
-    file = tmp_path / "job.py"
-    file.write_text((broken / "job.py").read_text().replace("batch=10", "batch=20"))
+    file = folder / "job.py"
+    file.write_text((broken / "job.py").read_text().replace(old, new))
     facts = json.loads((run / "job.json").read_text())
     facts["source"]["file"] = str(file)
     (run / "job.json").write_text(json.dumps(facts))
+    return run
+
+
+def test_a_file_that_has_changed_since_is_refused(broken: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="batch=20 now"):
+        replay(changed(broken, tmp_path, "batch=10", "batch=20"), 1, 0, show=lambda event: None)
+
+
+@pytest.mark.parametrize("old", ["return torch.log(x)", "import torch, echelon"], ids=["forward", "import"])
+def test_code_that_fails_when_it_is_replayed_is_no_rank_s(broken: Path, tmp_path: Path, old: str) -> None:
+    run = changed(broken, tmp_path, old, old.replace("torch.log(x)", "1 / 0").replace("echelon", "echelon; 1 / 0"))
+    with pytest.raises(UserError, match=r"^in one process: .*ZeroDivisionError"):
         replay(run, 1, 0, show=lambda event: None)
+
+
+def test_a_step_of_a_run_that_was_resumed_with_fewer_steps_can_be_replayed(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB_FILE.replace("BAD", ""))
+    options = {"exact": True, "out": tmp_path / "run", "show": lambda event: None}
+    train_file(str(tmp_path / "job.py"), steps=8, **options)
+    result = train_file(str(tmp_path / "job.py"), steps=3, resume=True, **options)
+    assert result is not None
+    assert result.steps == json.loads((tmp_path / "run" / "job.json").read_text())["steps"] == 8
+    assert replay(tmp_path / "run", 5, 0, show=lambda event: None).step == 5

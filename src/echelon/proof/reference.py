@@ -188,11 +188,15 @@ class Reference:
     def check(self, task: Lesson, computed: Sequence[Computed]) -> None:
         for c in computed:
             if not (math.isfinite(c.total) and math.isfinite(c.weight)):
-                raise Diverged(task.number, f"the loss of slice {c.index} is {c.total}, in one process as well")
+                raise Diverged(
+                    task.number, f"the loss of slice {c.index} is {c.total}, in one process as well", rank=-1
+                )
             for name, gradient in c.gradients.items() if self.exact else ():
                 if not bool(torch.isfinite(gradient).all()):
                     raise Diverged(
-                        task.number, f"the gradient of {name} is not finite in slice {c.index}, in one process as well"
+                        task.number,
+                        f"the gradient of {name} is not finite in slice {c.index}, in one process as well",
+                        rank=-1,
                     )
 
     def mean(self, computed: Sequence[Computed], weight: float) -> dict[str, Tensor]:

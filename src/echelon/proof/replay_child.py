@@ -31,7 +31,7 @@ def run_replay(start: WorkerStart) -> int:
     be_inside()
     torch.set_num_threads(1)
     line = TetherLine(start.tether)
-    job = Source(**request["facts"]["source"]).load(start.rank)
+    job = Source(**request["facts"]["source"]).load(rank=-1)
     if not isinstance(job, Job):
         why = "it was a training loop of one's own, and only a Job says how a slice is computed"
         raise ConfigError("run", f"{request['run']}: {why}")

@@ -62,3 +62,26 @@ def test_a_dataset_that_is_another_on_every_worker_is_refused_in_exact_mode_and_
     train(OTHER_EACH_TIME, 2, exact=False)
     said = [record["message"] for record in train.shown if record["event"] == "warning"]
     assert any("--exact would refuse it" in message for message in said)
+
+
+OWN = """
+import echelon, torch
+
+def main(run):
+    data = echelon.Columns(x=torch.ones(40, 2))
+    model, optimizer, batches = run.prepare(
+        torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1), data, batch=8, slices=4{length}
+    )
+    for epoch in range(2):
+        for batch in batches:
+            run.backward(model(batch["x"]).square().mean())
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("length", [", steps=7", ", epochs=2", ""], ids=["steps", "epochs", "by epoch"])
+def test_steps_of_the_command_line_override_those_of_a_loop_of_one_s_own(tmp_path, length):
+    (tmp_path / "own.py").write_text(OWN.format(length=length))
+    target, quiet = f"{tmp_path / 'own.py'}:main", {"out": tmp_path / "run", "show": lambda event: None}
+    assert train_file(target, workers=2, **quiet).steps > 3
+    assert train_file(target, workers=2, steps=3, **quiet).steps == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +17,10 @@ from typing import Any
 
 import pytest
 
+from echelon.result import Result
+
 PATIENCE_S = 100.0
+FIELDS = [field.name for field in dataclasses.fields(Result)]
 JOB = """
 import os, sys, time
 import torch, echelon
@@ -52,8 +56,13 @@ class Ran:
     folder: Path
 
     @property
+    def object(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return found
+
+    @property
     def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out.splitlines()[-1])["error"]
+        found: dict[str, Any] = self.object["error"]
         return found
 
     @property
@@ -109,6 +118,7 @@ def check(ran: Ran, code: int, kind: str, *phrases: str, traces: int = 0) -> Non
     for phrase in phrases:
         assert phrase in ran.line
     assert ran.error["type"] == kind
+    assert ran.object.keys() == {"error", *FIELDS}
     assert " ".join(ran.error["message"].split()) in ran.line
     assert ran.err.count("Traceback (most recent call last)") == traces, ran.err
 
@@ -179,6 +189,7 @@ def test_torchrun_with_another_number_of_workers(echelon):
     check(echelon("--workers", "2", RANK="0", WORLD_SIZE="3"), 2, "ConfigError", "workers", "2", "WORLD_SIZE is 3")
 
 
+NO_EVALUATION = "evaluate=echelon.Evaluate(data=[], metric=squared)"
 SPARSE = "model=lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))"
 COUNTING = """
 class Counting(nn.Linear):
@@ -195,6 +206,17 @@ class Plan(torch.optim.lr_scheduler.LambdaLR):
         super().__init__(optimizer, lambda step: 1.0)
         self.log = object()
 """
+HOARDER = """
+class Hoarder(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = object()
+"""
 ITERABLE = """
 class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
@@ -209,6 +231,8 @@ class Endless(torch.utils.data.IterableDataset):
         pytest.param(["--workers", "2"], "slices=1", "", ["2 workers cannot share 1 slices"], id="few slices"),
         pytest.param([], "batch=3", "", ["3 samples a step cannot be cut into 4 slices"], id="small batch"),
         pytest.param([], "data=[]", "", ["list is empty"], id="no samples"),
+        pytest.param([], NO_EVALUATION, "", ["evaluate.data", "list is empty"], id="no evaluation"),
+        pytest.param([], "model=nn.Linear(4, 1)", "", ["Linear that was made already", "lambda"], id="module"),
         pytest.param([], "data=Endless()", ITERABLE, ["map-style dataset is needed"], id="iterable"),
         pytest.param([], "optimizer=lambda p: torch.optim.LBFGS(p)", "", ["LBFGS"], id="LBFGS"),
         pytest.param([], "model=lambda: nn.SyncBatchNorm(4)", "", ["SyncBatchNorm", "use BatchNorm"], id="sync norm"),
@@ -217,7 +241,8 @@ class Endless(torch.utils.data.IterableDataset):
         pytest.param(
             ["--exact", "--workers", "2"], "model=Counting", COUNTING, ["buffer seen of Counting"], id="exact buffer"
         ),
-        pytest.param([], "schedule=Plan", UNSAVABLE, ["schedule", "'log'", "cannot be saved"], id="unsavable"),
+        pytest.param([], "schedule=Plan", UNSAVABLE, ["schedule", "'log'", "cannot be kept"], id="unsavable"),
+        pytest.param([], "optimizer=Hoarder", HOARDER, ["'kept' of", "cannot be kept"], id="unsavable state"),
         pytest.param([], "schedule=lambda o: None", "", ["must return a torch LRScheduler"], id="no schedule"),
     ],
 )  # fmt: skip
@@ -266,6 +291,9 @@ def test_a_loss_that_is_nan_names_step_slice_and_rank_after_saving_what_was_comm
     ran = echelon("--workers", "2", "--exact", changes="loss=poisoned", before=POISON)
     check(ran, 3, "Diverged", "step 2", "slice 3", "rank 1", "nan")
     assert (ran.error["step"], ran.error["rank"]) == (2, 1)
+    known = {name: value for name, value in ran.object.items() if value is not None and name != "error"}
+    assert known.pop("loss") >= 0
+    assert known == {"plan": "dp", "workers": 2, "run": "run", "steps": 1, "samples": 8, "metrics": {}}
     assert [path.name for path in (ran.folder / "run" / "checkpoints").iterdir()] == ["step-00000001"]
 
 
@@ -360,6 +388,10 @@ def test_a_stop_saves_and_can_be_gone_on_from(echelon, number):
     ran = echelon.end(process)
     check(ran, 75, "Stopped", "--resume --out run")
     assert ran.error["step"] >= 1
+    assert [name for name, value in ran.object.items() if value is None] == []
+    assert (ran.object["steps"], ran.object["run"]) == (ran.error["step"], "run")
+    assert ran.object["samples"] == 8 * ran.object["steps"]
+    assert len(ran.object["digest"]) == 64
     assert (echelon.folder / "run" / "checkpoints" / f"step-{ran.error['step']:08d}").is_dir()
 
 
@@ -369,7 +401,12 @@ def test_a_stop_while_the_job_is_imported_ends_at_once(echelon, number):
     process = echelon.start("--workers", "2")
     wait_for(process, (echelon.folder / "importing").exists)
     os.killpg(process.pid, number)
-    check(echelon.end(process), 75, "Stopped", "nothing was trained")
+    ran = echelon.end(process)
+    check(ran, 75, "Stopped", "nothing was trained")
+    assert {name: value for name, value in ran.object.items() if value is not None and name != "error"} == {
+        "plan": "dp",
+        "workers": 2,
+    }
 
 
 DYING = """

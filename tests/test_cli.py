@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -13,10 +15,17 @@ from typing import Any
 
 import pytest
 
+import echelon
 from echelon import errors
 from echelon.cli import LATER, main
+from echelon.cli.options import build_parser
+from echelon.result import Result
 
 SRC = Path(__file__).parents[1] / "src"
+FIELDS = [field.name for field in dataclasses.fields(Result)]
+NOTHING = dict.fromkeys(FIELDS)
+PROVED = {**NOTHING, "equal": True, "max_abs_diff": 0.0, "first_difference": None}
+DIFFERS = {**PROVED, "equal": False, "max_abs_diff": float("inf"), "first_difference": {"step": 3, "kind": "loss"}}
 RESULT = {"steps": 7, "loss": 0.25, "digest": "ab" * 32, "metrics": {"accuracy": float("nan")}}
 
 
@@ -29,6 +38,13 @@ class Report:
 
     def text(self) -> str:
         return "the report"
+
+    @property
+    def equal(self) -> bool:
+        return bool(self.values["equal"])
+
+    def difference(self) -> str:
+        return "step 3: loss"
 
 
 class Calls:
@@ -114,8 +130,18 @@ def test_the_json_is_a_line_of_its_own_even_after_a_worker_left_half_a_line(
     assert last_object(capfd.readouterr().out)["steps"] == 7
 
 
-def test_a_process_that_is_not_to_report_prints_no_json(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_that_prepared_nothing_has_an_object_too(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
     calls.outcome = None
+    assert main(["train", "job.py:main", "--json"]) == 0
+    assert last_object(capfd.readouterr().out) == NOTHING
+
+
+def test_a_process_that_is_not_to_report_prints_no_json(
+    calls: Calls, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls.outcome = None
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "job.py", "--json"]) == 0
     assert capfd.readouterr().out == ""
 
@@ -144,7 +170,34 @@ def test_every_failure_has_its_code_and_one_line(
     assert main(["train", "job.py", "--json"]) == code
     out, err = capfd.readouterr()
     assert err.splitlines()[-1] == f"echelon: {line}"
-    assert last_object(out)["error"] == {**errors.encode(error), "message": str(error)}
+    assert last_object(out) == {**NOTHING, "error": {**errors.encode(error), "message": str(error)}}
+
+
+@pytest.mark.parametrize("verb", ["train", "verify"])
+def test_a_failure_has_every_field_of_its_command_and_what_is_known_in_it(
+    calls: Calls, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    calls.outcome = errors.Stopped(12, "runs/a")
+    calls.outcome.known = {"steps": 12, "loss": 0.5, "workers": 2}
+    assert main([verb, "job.py", "--json"]) == 75
+    values = last_object(capfd.readouterr().out)
+    assert (values["steps"], values["loss"], values["workers"], values["digest"]) == (12, 0.5, 2, None)
+    extra = ["equal", "max_abs_diff", "first_difference"] if verb == "verify" else []
+    assert sorted(values) == sorted([*FIELDS, *extra, "error"])
+    assert all(values[name] is None for name in extra)
+
+
+@pytest.mark.parametrize(
+    "error", [errors.UserError(-1, "no"), errors.Diverged(1, "no", -1), errors.PeerLost(-1, "x"), errors.Bug(-1, "no")]
+)
+def test_no_rank_is_null_and_never_minus_one(
+    calls: Calls, capfd: pytest.CaptureFixture[str], error: errors.EchelonError
+) -> None:
+    calls.outcome = error
+    main(["verify", "job.py", "--json"])
+    out, err = capfd.readouterr()
+    assert "-1" not in err
+    assert last_object(out)["error"]["rank"] is None
 
 
 def test_a_traceback_of_the_user_comes_first_and_once(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +231,7 @@ def test_an_interrupt_before_training_ends_as_stopped(calls: Calls, capfd: pytes
 
 
 def test_verify_prints_the_report_of_an_equal_plan(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
-    calls.outcome = Report({"equal": True, "max_abs_diff": 0.0, "first_difference": None})
+    calls.outcome = Report(PROVED)
     assert main(["verify", "job.py", "--plan", "dp+zero1", "--workers", "3", "--steps", "5", "--exact"]) == 0
     assert calls.made == [(("job.py",), {"plan": "dp+zero1", "workers": 3, "steps": 5, "exact": True})]
     assert capfd.readouterr() == ("the report\n", "")
@@ -187,25 +240,29 @@ def test_verify_prints_the_report_of_an_equal_plan(calls: Calls, capfd: pytest.C
 def test_verify_ends_with_4_and_says_where_when_there_is_a_difference(
     calls: Calls, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    calls.outcome = Report({"equal": False, "max_abs_diff": float("inf"), "first_difference": "step 3, layer.weight"})
+    calls.outcome = Report(DIFFERS)
     assert main(["verify", "job.py"]) == 4
-    out, err = capfd.readouterr()
-    assert out == "the report\n"
-    assert err.startswith("echelon: error: the plan does not compute what one process computes")
-    assert "step 3, layer.weight" in err
+    said = "the plan does not compute what one process computes; they differ first in step 3: loss"
+    assert capfd.readouterr() == ("the report\n", f"echelon: error: {said}\n")
+
+
+def test_verify_proves_as_many_workers_as_the_function_unless_a_number_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = build_parser().parse_args(["verify", "job.py"]).workers
+    assert said == inspect.signature(echelon.verify).parameters["workers"].default == 2
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    assert "number of workers (default: 2)" in capfd.readouterr().out
 
 
 def test_verify_gives_a_program_the_report_whatever_it_found(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
-    calls.outcome = Report({"equal": False, "max_abs_diff": float("inf"), "first_difference": {"step": 3}})
+    calls.outcome = Report(DIFFERS)
     assert main(["verify", "job.py", "--json"]) == 4
     values = last_object(capfd.readouterr().out)
-    assert (values["equal"], values["first_difference"], values["error"]["type"]) == (
-        False,
-        {"step": 3},
-        "VerificationFailed",
-    )
-    assert float(values["max_abs_diff"]) == float("inf")
-    calls.outcome = Report({"equal": True, "max_abs_diff": 0.0, "first_difference": None})
+    assert values.pop("error")["type"] == "VerificationFailed"
+    assert values == {**DIFFERS, "max_abs_diff": "inf"}
+    calls.outcome = Report(PROVED)
     assert main(["verify", "job.py", "--json"]) == 0
     assert last_object(capfd.readouterr().out) == calls.outcome.values
 
@@ -246,7 +303,9 @@ def test_wrong_use_ends_with_2_one_line_and_the_way_to_the_help(
     assert len(err.splitlines()) == 1
     assert said in err
     assert "--help" in err
-    assert last_object(out)["error"]["type"] == "ConfigError"
+    values = last_object(out)
+    assert values.pop("error")["type"] == "ConfigError"
+    assert values == NOTHING
 
 
 @pytest.mark.parametrize("verb", LATER)

@@ -19,6 +19,7 @@ from echelon.events import Event
 from echelon.fleet import PRELOAD, Start
 from echelon.fleet import launch as run_workers
 from echelon.job import Job
+from echelon.known import Known
 from echelon.plan import Plan
 from echelon.plan.available import resolve_available
 from echelon.progress import progress
@@ -128,29 +129,36 @@ def _join_or_start(request: Request, what: Any, workers: Workers, port: int | No
 def start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
     """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
     count = count_workers(workers)
+    known = Known(plan=request.plan, workers=count)
+    with known.told():
+        _check(request, what, count)
+        with (
+            claim(request.out, request.name, resume=request.resume, base=request.base) as run,
+            _watching(show) as watch,
+        ):
+            known.run = run
+            request = replace(request, out=str(run))
+            results = run_workers(
+                Start(
+                    entry="echelon.worker:run_worker" if request.source else _forked(what),
+                    request=request.to_dict(),
+                    workers=count,
+                    port=port if port is not None else _port_wanted(),
+                    run=request.out,
+                    preload=(*PRELOAD, "echelon.worker", "echelon.one_worker"),
+                ),
+                known.listen(request.folder / "events.jsonl", watch),
+            )
+        return to_result(results[0])
+
+
+def _check(request: Request, what: Any, workers: int) -> None:
     plan = Plan.parse(request.plan)
-    resolve_available(plan, count)
+    resolve_available(plan, workers)
     if isinstance(what, Job):
         from echelon.assemble import check_plan
 
-        check_plan(what, plan, count, request.exact)
-    with (
-        claim(request.out, request.name, resume=request.resume, base=request.base) as run,
-        _watching(show) as watch,
-    ):
-        request = replace(request, out=str(run))
-        results = run_workers(
-            Start(
-                entry="echelon.worker:run_worker" if request.source else _forked(what),
-                request=request.to_dict(),
-                workers=count,
-                port=port if port is not None else _port_wanted(),
-                run=request.out,
-                preload=(*PRELOAD, "echelon.worker", "echelon.one_worker"),
-            ),
-            watch,
-        )
-    return to_result(results[0])
+        check_plan(what, plan, workers, request.exact)
 
 
 @contextmanager
@@ -191,11 +199,14 @@ def _join(request: Request, what: Any, around: int, workers: Workers) -> Result 
     from echelon.worker import rank_around_us, run_joined
 
     _check_workers(workers, around)
-    resolve_available(Plan.parse(request.plan), around)
-    if rank_around_us() != 0:
-        return to_result(run_joined(replace(request, out=""), what))
-    with claim(request.out, request.name, resume=request.resume, base=request.base) as run:
-        return to_result(run_joined(replace(request, out=str(run)), what))
+    known = Known(plan=request.plan, workers=around)
+    with known.told():
+        resolve_available(Plan.parse(request.plan), around)
+        if rank_around_us() != 0:
+            return to_result(run_joined(replace(request, out=""), what))
+        with claim(request.out, request.name, resume=request.resume, base=request.base) as run:
+            known.run = run
+            return to_result(run_joined(replace(request, out=str(run)), what))
 
 
 def _check_workers(workers: Workers, around: int) -> None:
@@ -208,7 +219,9 @@ def to_result(payload: dict[str, Any]) -> Result | None:
         return None
     result = Result(**payload["result"])
     if payload["stopped"]:
-        raise Stopped(result.steps, result.run)
+        stopped = Stopped(result.steps, result.run)
+        stopped.known = result.to_dict()
+        raise stopped
     return result
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import proof_jobs
 import pytest
@@ -14,8 +19,9 @@ import torch
 from torch import nn
 
 import echelon
-from echelon.errors import ConfigError, Diverged, UserError
+from echelon.errors import ConfigError, Diverged, Stopped, UserError
 from echelon.proof import verify_file
+from echelon.result import Result
 
 JOB_FILE = """
 import torch, echelon
@@ -145,6 +151,12 @@ def test_the_command_line_says_equal_in_its_last_line(tmp_path: Path) -> None:
     values = json.loads(done.stdout.splitlines()[-1])
     assert values["equal"] is True
     assert values["max_abs_diff"] < 1e-5
+    result = Result(**{field.name: values[field.name] for field in dataclasses.fields(Result)})
+    assert (result.steps, result.samples, result.plan, result.workers, result.run) == (2, 16, "dp", 2, "")
+    assert result.loss == values["rows"][-1]["loss"]
+    assert len(result.digest) == 64
+    assert result.start_ms > 0
+    assert result.bytes_sent > 0
     assert list(tmp_path.iterdir()) == [file] or {p.name for p in tmp_path.iterdir()} <= {"job.py", "__pycache__"}
 
 
@@ -177,3 +189,43 @@ def test_a_difference_is_exit_code_4_and_names_step_and_parameter(tmp_path: Path
     assert values["first_difference"]["name"] == "weight"
     assert "applied twice" in values["likely_reason"]
     assert values["error"]["type"] == "VerificationFailed"
+    assert (values["steps"], values["workers"]) == (2, 2)
+    assert "they differ first in step 1: parameter weight by " in done.stderr
+    assert "{" not in done.stderr
+
+
+def test_a_proof_that_is_stopped_under_the_plan_says_how_far_that_came(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB_FILE)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="nothing was kept") as caught:
+        verify_file(str(tmp_path / "job.py"), steps=1000, show=stop)
+    known = Result(**caught.value.known)
+    assert 1 <= known.steps == caught.value.step < 1000
+    assert (known.samples > 0, len(known.digest), known.run) == (True, 64, "")
+
+
+def test_what_fails_in_the_one_process_names_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        JOB_FILE.replace("loss=lambda model, batch: ", "loss=lambda m, b: 1 / 0 if m else ")
+    )
+    command = [sys.executable, "-m", "echelon", "verify", "job.py", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "echelon: error: in one process: ZeroDivisionError" in done.stderr
+    values = json.loads(done.stdout.splitlines()[-1])
+    assert (values["error"]["rank"], values["plan"], values["workers"], values["steps"]) == (None, "dp", 2, None)
+
+
+def test_the_first_difference_is_told_in_words() -> None:
+    report = echelon.verify(proof_jobs.make(), workers=1, steps=1)
+    assert report.difference() == ""
+    place = {"step": 4, "kind": "gradient", "name": "out.bias", "difference": 0.5, "tolerance": 0.0}
+    assert replace(report, first_difference=place).difference() == (
+        "step 4: gradient out.bias by 5.00e-01 (tolerance 0)"
+    )
+    alone = {"step": 4, "kind": "loss", "name": "loss"}
+    assert replace(report, first_difference=alone).difference() == "step 4: loss"

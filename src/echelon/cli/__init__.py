@@ -13,11 +13,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from echelon.cli.options import build_parser
-from echelon.cli.report import flush, one_line, report, write_json, write_text
+from echelon.cli.report import flush, report, unknown, write_json, write_text
 from echelon.errors import Bug, ConfigError, EchelonError, Stopped, VerificationFailed
+from echelon.fleet.streams import open_missing
 
 LATER = (
     "chaos",
@@ -37,20 +37,23 @@ LATER = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    open_missing()
     started = time.time() if argv is not None else _process_start()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
+    nothing = unknown(proof=words[:1] == ["verify"])
     try:
         code = _run(words, started)
     except KeyboardInterrupt:
-        code = report(Stopped(step=0, run=""), as_json=as_json)
+        code = report(Stopped(step=0, run=""), as_json=as_json, values=nothing)
     except EchelonError as error:
-        code = report(error, as_json=as_json)
+        code = report(error, as_json=as_json, values=nothing)
     except BrokenPipeError:
         code = 1  # whoever read our output is gone, so there is nobody to tell
     except Exception as error:  # noqa: BLE001  the last place that can say what happened
         why = f"{type(error).__name__}: {error}"
-        code = report(Bug(rank=-1, why=why, trace=traceback.format_exc()), as_json=as_json)
+        bug = Bug(rank=-1, why=why, trace=traceback.format_exc())
+        code = report(bug, as_json=as_json, values=nothing)
     flush()
     return code
 
@@ -75,6 +78,7 @@ def _run(words: list[str], started: float) -> int:
 def _train(options: argparse.Namespace) -> int:
     from echelon.api import train_file
     from echelon.progress import progress
+    from echelon.worker import rank_around_us
 
     with contextlib.closing(progress(sys.stderr if options.json else sys.stdout)) as show:
         result = train_file(
@@ -89,8 +93,10 @@ def _train(options: argparse.Namespace) -> int:
             show=show,
             started=options.started,
         )
-    if options.json and result is not None:  # None: not rank 0 under another launcher, which prints for all
+    if options.json and result is not None:
         write_json(result.to_dict())
+    elif options.json and rank_around_us() == 0:  # under another launcher, rank 0 prints for all
+        write_json(unknown())  # a loop of one's own that prepared nothing
     return 0
 
 
@@ -106,21 +112,16 @@ def _verify(options: argparse.Namespace) -> int:
             steps=options.steps,
             exact=options.exact,
             show=show,
+            started=options.started,
         )
-    values: dict[str, Any] = proof.to_dict()
-    if values["equal"]:
-        difference = None
-    else:
-        where = values.get("first_difference")
-        at = f"; they differ first at {one_line(where)}" if where else ""
-        difference = VerificationFailed(f"the plan does not compute what one process computes{at}")
     if not options.json:
         write_text(proof.text())
-    elif difference is None:
-        write_json(values)
-    if difference is None:
-        return 0
-    return report(difference, as_json=options.json, values=values)
+    if not proof.equal:
+        why = f"the plan does not compute what one process computes; they differ first in {proof.difference()}"
+        return report(VerificationFailed(why), as_json=options.json, values=proof.to_dict())
+    if options.json:
+        write_json(proof.to_dict())
+    return 0
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -42,8 +42,9 @@ examples:
   echelon verify job.py --workers 3 --exact                 equal to the bit? (exit code 4 if not)
   echelon verify job.py --plan dp --workers 4 --steps 20
 
-The job runs twice: once in one plain process, once under the plan. Losses, gradient norms and every parameter are
-compared after every step; the first step and parameter that differ are named.
+The job runs twice: once in one plain process, once under the plan, on 2 workers unless --workers says otherwise.
+Losses, gradient norms and every parameter are compared after every step; the first step and parameter that differ are
+named.
 """
 
 REPLAY_EPILOG = """\
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
 
     train = verbs.add_parser("train", help="train a job", description="Train the job of a file.", epilog=TRAIN_EPILOG)
-    _add_job(train)
+    _add_job(train, workers=None)
     train.add_argument("--out", metavar="DIR", help="run folder (default: runs/NAME-DATE-TIME)")
     train.add_argument(
         "--resume", action="store_true", help="go on from the newest checkpoint in --out, if there is one"
@@ -98,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run the job in one plain process and under the plan, and compare.",
         epilog=VERIFY_EPILOG,
     )
-    _add_job(verify)
+    _add_job(verify, workers=2)
     _finish(verify, "verify")
 
     replay = verbs.add_parser(
@@ -123,10 +124,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_job(parser: argparse.ArgumentParser) -> None:
+def _add_job(parser: argparse.ArgumentParser, *, workers: int | None) -> None:
+    """`workers` if nothing is said; None: as many as torchrun has started, or 1."""
     parser.add_argument("target", metavar="FILE[:job]", help="Python file, and the job's name in it (default: job)")
     parser.add_argument("--plan", default="dp", metavar="P", help="how to train (default: dp, today the only one)")
-    parser.add_argument("--workers", type=_workers, metavar="N", help="number of workers (default: 1)")
+    parser.add_argument(
+        "--workers", type=_workers, default=workers, metavar="N", help=f"number of workers (default: {workers or 1})"
+    )
     parser.add_argument("--exact", action="store_true", help="the same bits on any number of workers")
     parser.add_argument("--steps", type=_positive, metavar="S", help="steps, in place of what the job says")
 

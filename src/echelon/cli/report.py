@@ -10,10 +10,15 @@ import sys
 from typing import Any
 
 from echelon.errors import EchelonError, Stopped, encode
+from echelon.result import FIELDS
+
+PROOF_FIELDS = ("equal", "max_abs_diff", "first_difference")
 
 
-def report(error: EchelonError, *, as_json: bool, values: dict[str, Any] | None = None) -> int:
-    """Says what went wrong: the traceback if there is one, one line, and with --json an object."""
+def report(error: EchelonError, *, as_json: bool, values: dict[str, Any]) -> int:
+    """Says what went wrong: the traceback if there is one, one line, and with --json an object: `values`, what the
+    error knows better, and the error.
+    """
     trace = getattr(error, "trace", "")
     label = "" if isinstance(error, Stopped) else "error: "
     with contextlib.suppress(OSError):
@@ -23,8 +28,21 @@ def report(error: EchelonError, *, as_json: bool, values: dict[str, Any] | None 
         sys.stderr.flush()
     if as_json:
         with contextlib.suppress(OSError):
-            write_json({**(values or {}), "error": {**encode(error), "message": str(error)}})
+            write_json({**values, **error.known, "error": _speak_of(error)})
     return error.exit_code
+
+
+def unknown(*, proof: bool = False) -> dict[str, Any]:
+    """Every field of a result, and of a proof, with nothing in it."""
+    return dict.fromkeys((*FIELDS, *PROOF_FIELDS) if proof else FIELDS)
+
+
+def _speak_of(error: EchelonError) -> dict[str, Any]:
+    """The error's fields; no rank is null, which is -1 among ourselves."""
+    values = encode(error)
+    if values.get("rank", 0) < 0:
+        values["rank"] = None
+    return {**values, "message": str(error)}
 
 
 def one_line(value: object) -> str:

@@ -29,6 +29,7 @@ from echelon.proof.rules import merge, steps_per_epoch, steps_to_prove
 from echelon.proof.sums import accumulate
 from echelon.proof.tolerance import BRAIN, merging_matters, unit
 from echelon.request import Source
+from echelon.result import Result
 from echelon.worker import TetherLine, be_inside
 
 Entry = Callable[[WorkerStart], int]
@@ -54,7 +55,7 @@ def comparison_of(job: Job) -> Entry:
 
 def _load(start: WorkerStart) -> Job:
     be_inside()
-    job = Source(**start.request["source"]).load(start.rank)
+    job = Source(**start.request["source"]).load(rank=-1)
     if not isinstance(job, Job):
         raise ConfigError("job", f"is {type(job).__name__} and must be an echelon.Job")
     return job
@@ -179,7 +180,12 @@ def _comparison(start: WorkerStart, job: Job) -> int:
     _quiet(start, request["exact"])
     folder = Path(request["folder"])
     report = compare(
-        job, folder, plan=request["plan"], exact=request["exact"], steps=request["steps"], free=request["free"]
+        job,
+        folder,
+        result=Result(**request["result"]),
+        exact=request["exact"],
+        steps=request["steps"],
+        free=request["free"],
     )
     (folder / "report.json").write_text(json.dumps(report.to_dict()))
     start.tether.send({"kind": "done", "result": None})

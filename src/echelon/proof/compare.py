@@ -18,10 +18,11 @@ from echelon.proof.records import Record
 from echelon.proof.reference import Reference
 from echelon.proof.report import Report, Row
 from echelon.proof.tolerance import SHORT
+from echelon.result import Result
 
 
-def compare(job: Job, folder: Path, *, plan: str, exact: bool, steps: int, free: dict[str, Any]) -> Report:
-    """`free` is what the reference said of its own, free run (see child.py)."""
+def compare(job: Job, folder: Path, *, result: Result, exact: bool, steps: int, free: dict[str, Any]) -> Report:
+    """`result` is that of the run under the plan, `free` what the reference said of its own free run (see child.py)."""
     device = torch.device(free["device"])
     reference = Reference(job, exact=exact, device=device)
     run, beside = Record(folder / "plan"), Record(folder / "reference")
@@ -49,10 +50,8 @@ def compare(job: Job, folder: Path, *, plan: str, exact: bool, steps: int, free:
         tolerances=_tolerances(findings, exact=exact),
         rows=tuple(_row(found) for found in findings),
         notes=tuple(free["notes"]),
-        plan=plan,
-        workers=run.ranks,
         exact=exact,
-        steps=steps,
+        result=result,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from echelon.result import FIELDS, Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Row:
 class Report:
     """`max_abs_diff` is the largest difference that a parameter or buffer of the plan has, after any step, from the
     reference's that ran freely beside it; unless exact it includes what training makes of rounding, and is no verdict.
+    `result` is that of the run under the plan; its folder was not kept, so `run` is empty.
     """
 
     equal: bool
@@ -40,21 +43,38 @@ class Report:
     tolerances: dict[str, Any]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
-    plan: str
-    workers: int
     exact: bool
-    steps: int
+    result: Result
+
+    @property
+    def plan(self) -> str:
+        return self.result.plan
+
+    @property
+    def workers(self) -> int:
+        return self.result.workers
+
+    @property
+    def steps(self) -> int:
+        return self.result.steps
 
     def to_dict(self) -> dict[str, Any]:
+        """The result's fields, and beside them the proof's."""
         values = asdict(self)
         values["rows"] = [asdict(row) for row in self.rows]
         values["notes"] = list(self.notes)
-        return values
+        return {**values.pop("result"), **values}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Report:
+        own = {entry.name: values[entry.name] for entry in fields(cls) if entry.name != "result"}
         rows = tuple(Row(**row) for row in values["rows"])
-        return cls(**{**values, "rows": rows, "notes": tuple(values["notes"])})
+        result = Result(**{name: values[name] for name in FIELDS})
+        return cls(**{**own, "rows": rows, "notes": tuple(values["notes"]), "result": result})
+
+    def difference(self) -> str:
+        """Where the two differ first, in words; empty if they do not."""
+        return "" if self.first_difference is None else _place(self.first_difference)
 
     def text(self) -> str:
         """For people."""
@@ -73,7 +93,7 @@ class Report:
             sameness = "the same bits as" if self.exact else "what rounding allows of"
             lines.append(f"equal      {self.steps} steps on {workers} are {sameness} one plain process")
         else:
-            lines += [_where(self.first_difference), f"likely     {self.likely_reason}"]
+            lines += [f"different  first in {self.difference()}", f"likely     {self.likely_reason}"]
         return "\n".join(lines)
 
 
@@ -106,10 +126,9 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.2e}"
 
 
-def _where(first: dict[str, Any] | None) -> str:
-    if first is None:
-        return "different"
-    difference = (
-        f" by {_number(first['difference'])} (tolerance {_number(first['tolerance'])})" if "difference" in first else ""
-    )
-    return f"different  first in step {first['step']}: {first['kind']} {first['name']}{difference}"
+def _place(first: dict[str, Any]) -> str:
+    what = first["kind"] if first["name"] == first["kind"] else f"{first['kind']} {first['name']}"
+    amount = ""
+    if "difference" in first:
+        amount = f" by {_number(first['difference'])} (tolerance {_number(first['tolerance'])})"
+    return f"step {first['step']}: {what}{amount}"

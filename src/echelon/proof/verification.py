@@ -14,10 +14,12 @@ from echelon.errors import ConfigError, Stopped
 from echelon.events import Event
 from echelon.fleet import Start, launch
 from echelon.job import Job
+from echelon.known import Known
 from echelon.plan import Plan
 from echelon.plan.available import resolve_available
 from echelon.proof.report import Report
 from echelon.request import Request, Source
+from echelon.result import Result
 
 SHOWN = ("step", "warning", "waiting", "stopping", "reference")
 
@@ -52,17 +54,20 @@ def verify_file(
     steps: int | None = None,
     exact: bool = False,
     show: Show | None = None,
+    started: float | None = None,
 ) -> Report:
     """The same for the job that a file defines; this process does not import it."""
-    request = make_request(plan, Source.parse(target), exact=exact, steps=steps, out=None, resume=False)
+    source = Source.parse(target)
+    request = make_request(plan, source, exact=exact, steps=steps, out=None, resume=False, started=started)
     return _prove(request, None, workers, show)
 
 
 def _prove(asked: Request, job: Job | None, workers: Workers, show: Show | None) -> Report:
     count = count_workers(workers)
-    resolve_available(Plan.parse(asked.plan), count)
+    known = Known(plan=asked.plan, workers=count)
     watch = _only_news(show)
-    with tempfile.TemporaryDirectory(prefix="echelon-verify-") as place:
+    with tempfile.TemporaryDirectory(prefix="echelon-verify-") as place, known.told():
+        resolve_available(Plan.parse(asked.plan), count)
         folder = Path(place)
         values: dict[str, Any] = {
             "source": asked.source,
@@ -81,17 +86,23 @@ def _prove(asked: Request, job: Job | None, workers: Workers, show: Show | None)
             record=str(folder / "plan"),
             merge=said["free"]["merge"],
         )
-        _run_plan(request, job, count, watch)
+        result = _run_plan(request, job, count, known.listen(folder / "run" / "events.jsonl", watch))
+        values["result"] = result.to_dict()
         launch(Start(entry=_entry("comparison", asked, job), request=values), watch)
         return Report.from_dict(json.loads((folder / "report.json").read_text()))
 
 
-def _run_plan(request: Request, job: Job | None, workers: int, watch: Show) -> None:
-    """The plan itself, by the machinery that trains, told to write down what it does."""
+def _run_plan(request: Request, job: Job | None, workers: int, watch: Show) -> Result:
+    """The plan itself, by the machinery that trains, told to write down what it does. No run folder is kept of it."""
     Path(request.out).mkdir()
-    start = Start(entry=_entry("plan", request, job), request=request.to_dict(), workers=workers, run=request.out)
-    if launch(start, watch)[0]["stopped"]:
-        raise Stopped(step=0, run="")
+    start = Start(entry=_entry("plan", request, job), request=request.to_dict(), workers=workers)
+    said = launch(start, watch)[0]
+    result = Result(**{**said["result"], "run": ""})
+    if said["stopped"]:
+        stopped = Stopped(step=result.steps, run="")
+        stopped.known = result.to_dict()
+        raise stopped
+    return result
 
 
 def _entry(what: str, request: Request, job: Job | None) -> Any:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,7 +15,10 @@ import fleet_workers
 import pytest
 
 from echelon.errors import Bug, ConfigError, EchelonError, Stopped, TooFewWorkers, UserError
-from echelon.fleet import Start, WorkerStart, launch
+from echelon.fleet import Start, WorkerStart, launch, launcher
+from echelon.fleet.from_template import TemplateStarter
+from echelon.fleet.line import Line
+from echelon.fleet.starter import Started
 
 WAYS = ("template", "caller")
 
@@ -283,6 +287,45 @@ def test_the_signal_handlers_of_the_caller_are_put_back(way: str, number: signal
 def test_the_launching_process_never_imports_torch() -> None:
     text = "import echelon.fleet, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_before_there_is_anything_to_stop_is_no_traceback(
+    way: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = launcher._listen
+
+    def be_interrupted(port: int | None) -> socket.socket:
+        signal.raise_signal(number)
+        return listen(port)
+
+    monkeypatch.setattr(launcher, "_listen", be_interrupted)
+    with pytest.raises(Stopped, match="nothing was trained"):
+        run("finish", way)
+
+
+def test_an_interrupt_of_the_template_while_python_starts_is_not_for_it() -> None:
+    """It has the signals held back before it has a first line of code, and ignores them before it lets go of that."""
+    starter, listening = TemplateStarter(()), Line()
+    try:
+        starter._process.send_signal(signal.SIGINT)
+        with listening as line:
+            starter.start(0, line.theirs, None, [])
+            assert select.select([starter], [], [], 30)[0]
+            assert isinstance(starter.news()[0], Started)
+    finally:
+        starter.close()
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launcher._ring_on_signals(socket.socket()):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_stop_in_the_middle_of_a_launch_stops_all() -> None:

@@ -41,6 +41,22 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("files", [12, 20, 70])
+def test_too_few_open_files_are_told_by_the_name_of_the_limit(folder: Path, way: str, files: int) -> None:
+    ran = shell(f"ulimit -n {files}; exec {sys.executable} {WAYS[way]}", folder)
+    assert ran.returncode == (2 if way == "command" else 1), ran.stderr
+    assert "ulimit -n: " in ran.stderr.splitlines()[-1]
+    assert not (folder / "run").exists()
+
+
+def test_a_current_folder_that_was_deleted_is_told(folder: Path) -> None:
+    words = f"-m echelon train {folder / 'job.py'} --out {folder / 'run'}"
+    ran = shell(f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -P {words}", folder)
+    assert ran.returncode == 2, ran.stderr
+    assert "folder: the current folder was deleted" in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_run_needs_no_standard_streams(folder: Path, way: str, closed: str) -> None:
     ran = shell(f"exec {sys.executable} {WAYS[way]} {closed}", folder)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -63,6 +64,51 @@ def wait_for_the_start(tether: Tether) -> None:
 @pytest.mark.parametrize("body", [wait_for_ever, talk_for_ever, wait_for_the_start])
 def test_a_worker_whose_launcher_is_gone_is_killed_whatever_it_does(line: Line, body: Callable[[Tether], None]) -> None:
     assert end(line, fork(line, body)) == -signal.SIGKILL
+
+
+def close_everything(tether: Tether) -> None:
+    tether.listen()
+    os.closerange(3, 200)
+    threading.Event().wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"), [(wait_for_ever, "the launcher is gone"), (close_everything, "broke (Bad file descriptor)")]
+)
+def test_a_worker_that_ends_itself_says_why(line: Line, body: Callable[[Tether], None], why: str) -> None:
+    reads, writes = os.pipe()
+
+    def say_to_us(tether: Tether) -> None:
+        os.dup2(writes, 2)
+        body(tether)
+
+    pid = fork(line, say_to_us)
+    os.close(writes)
+    if body is wait_for_ever:
+        line.ours.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    text = os.read(reads, 4096).decode()
+    os.close(reads)
+    assert f"worker process {pid} ends itself: " in text
+    assert why in text
+    assert text.count("\n") == 1
+
+
+def test_a_worker_that_nobody_reads_ends_itself_even_so(line: Line) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)
+    os.set_blocking(writes, True)
+
+    def say_to_nobody(tether: Tether) -> None:
+        os.dup2(writes, 2)
+        wait_for_ever(tether)
+
+    assert end(line, fork(line, say_to_nobody)) == -signal.SIGKILL
+    os.close(reads)
+    os.close(writes)
 
 
 def test_messages_pile_up_without_waiting_and_arrive_in_order(line: Line) -> None:

@@ -18,6 +18,7 @@ from echelon.errors import (
 )
 from echelon.fleet.verdict import Finding, died, patience_s, reported, root_cause, starter_died
 
+ON = "go on with --resume --out runs/x"
 KILLED = int(signal.SIGKILL)  # the wait status of a process that a signal ended is the signal's number
 
 
@@ -38,31 +39,31 @@ def test_the_cause_is_found_in_whatever_order_its_symptoms_arrive(order: tuple[i
 
 @pytest.mark.parametrize("cause", [ConfigError("data", "empty"), UserError(1, "x"), StorageFailed("runs", "full")])
 def test_a_typed_error_outweighs_the_death_that_follows_it(cause: EchelonError) -> None:
-    assert root_cause([reported(1, 1.0, cause), died(0, 1.5, KILLED, False)]) is cause
+    assert root_cause([reported(1, 1.0, cause), died(0, 1.5, KILLED, False, ON)]) is cause
 
 
 def test_a_kill_outweighs_the_error_that_user_code_raises_because_of_it() -> None:
-    findings = [died(2, 1.0, KILLED, False), reported(0, 1.2, UserError(0, "RuntimeError: connection closed"))]
+    findings = [died(2, 1.0, KILLED, False, ON), reported(0, 1.2, UserError(0, "RuntimeError: connection closed"))]
     assert "rank 2" in str(root_cause(findings))
 
 
 def test_a_kill_learnt_of_at_the_same_moment_counts_as_first() -> None:
-    findings = [reported(0, 1.0, UserError(0, "RuntimeError: connection closed")), died(2, 1.05, KILLED, False)]
+    findings = [reported(0, 1.0, UserError(0, "RuntimeError: connection closed")), died(2, 1.05, KILLED, False, ON)]
     assert "rank 2" in str(root_cause(findings))
 
 
 def test_an_abort_never_hides_the_error_that_made_a_library_abort() -> None:
     error = UserError(0, "x")
-    assert root_cause([died(2, 1.0, int(signal.SIGABRT), False), reported(0, 1.2, error)]) is error
+    assert root_cause([died(2, 1.0, int(signal.SIGABRT), False, ON), reported(0, 1.2, error)]) is error
 
 
 def test_a_death_outweighs_unexpected_exceptions_and_lost_peers() -> None:
-    findings = [reported(0, 0.0, Bug(0, "reset")), reported(1, 0.1, PeerLost(2, "x")), died(2, 0.5, KILLED, False)]
+    findings = [reported(0, 0.0, Bug(0, "reset")), reported(1, 0.1, PeerLost(2, "x")), died(2, 0.5, KILLED, False, ON)]
     assert isinstance(root_cause(findings), TooFewWorkers)
 
 
 def test_an_exit_without_a_word_outweighs_what_its_peers_say() -> None:
-    error = root_cause([reported(0, 0.0, Bug(0, "reset")), died(1, 0.5, exited(0), False)])
+    error = root_cause([reported(0, 0.0, Bug(0, "reset")), died(1, 0.5, exited(0), False, ON)])
     assert isinstance(error, UserError)
     assert error.rank == 1
     assert "exit code 0" in str(error)
@@ -91,28 +92,28 @@ def test_of_different_errors_the_first_is_reported() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGUSR1])
 def test_a_death_names_rank_signal_and_what_to_do(number: signal.Signals) -> None:
-    text = str(died(3, 0.0, int(number), False).error)
+    text = str(died(3, 0.0, int(number), False, ON).error)
     assert "rank 3" in text
     assert number.name in text
-    assert "--resume" in text
+    assert text.endswith(ON)
 
 
 def test_a_kill_says_out_of_memory_only_when_the_kernel_says_so() -> None:
-    assert "or killed by hand" in str(died(0, 0.0, KILLED, False).error)
-    assert "killed by hand" not in str(died(0, 0.0, KILLED, True).error)
+    assert "or killed by hand" in str(died(0, 0.0, KILLED, False, ON).error)
+    assert "killed by hand" not in str(died(0, 0.0, KILLED, True, ON).error)
 
 
 def test_a_death_whose_status_is_unknown_or_whose_signal_has_no_name_is_still_told() -> None:
-    assert "rank 1" in str(died(1, 0.0, None, False).error)
-    assert "signal 42" in str(died(1, 0.0, 42, False).error)
+    assert "rank 1" in str(died(1, 0.0, None, False, ON).error)
+    assert "signal 42" in str(died(1, 0.0, 42, False, ON).error)
 
 
 def test_the_loss_of_the_template_explains_the_deaths_of_its_workers() -> None:
-    findings = [died(0, 1.02, None, False), starter_died(1.01, "was ended by SIGKILL")]
+    findings = [died(0, 1.02, None, False, ON), starter_died(1.01, "was ended by SIGKILL", ON)]
     assert "the process that starts the workers" in str(root_cause(findings))
 
 
 def test_a_cause_is_waited_for_longer_when_only_symptoms_are_known() -> None:
     symptom = reported(0, 0.0, PeerLost(1, "x"))
     assert patience_s([symptom]) > patience_s([symptom, reported(1, 0.0, UserError(1, "x"))]) > 0
-    assert patience_s([symptom]) > patience_s([died(1, 0.0, KILLED, False)]) > 0
+    assert patience_s([symptom]) > patience_s([died(1, 0.0, KILLED, False, ON)]) > 0

@@ -250,6 +250,26 @@ def test_an_end_by_force_says_what_is_saved_and_what_is_lost(
     assert text in str(error)
 
 
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([], "by hand; start it again"),
+        ([("step", 3)], "nothing was saved yet, so start it again"),
+        ([("resume", 3)], "go on with --resume --out runs/x"),
+        ([("step", 3), ("checkpoint", 3)], "go on with --resume --out runs/x"),
+    ],
+)
+def test_a_death_says_to_go_on_only_from_what_was_saved(events: list[tuple[str, int]], text: str) -> None:
+    for lose in (lambda watch: watch.ended(0, 9, 1.0), lambda watch: watch.starter_lost("was ended by hand", 1.0)):
+        watch = make(1)
+        for kind, number in events:
+            watch.heard(0, event(event=kind, step=number), 0.5)
+        commands = lose(watch)
+        found = verdict(commands or advance(watch)[1]).error
+        assert isinstance(found, TooFewWorkers)
+        assert str(found).endswith(text.removeprefix("by hand; "))
+
+
 def test_a_step_and_its_saving_may_take_long_once_there_is_work_to_lose() -> None:
     watch = make(1)
     watch.heard(0, event(event="step", step=3), 0.5)

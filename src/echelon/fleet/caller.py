@@ -12,7 +12,7 @@ from echelon.errors import ConfigError
 from echelon.fleet import family
 from echelon.fleet.child import HELD_SIGNALS, become_worker
 from echelon.fleet.start import WorkerStart
-from echelon.fleet.starter import Ended, News, Processes, Started
+from echelon.fleet.starter import TOO_MANY_FILES, Ended, News, Processes, Started
 
 
 class CallerStarter:
@@ -35,6 +35,8 @@ class CallerStarter:
             if pid == 0:
                 self._live(parent, line, store, foreign)
         except OSError as error:
+            if error.errno in TOO_MANY_FILES:
+                raise
             raise ConfigError("workers", f"the process of rank {rank} cannot be made: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,7 +14,17 @@ from typing import Any
 from echelon.errors import ConfigError
 from echelon.fleet import family
 from echelon.fleet.packets import receive_packet, send_packet
-from echelon.fleet.starter import KILL_PATIENCE_S, Ended, Lost, News, Processes, Started, Unable, Warned
+from echelon.fleet.starter import (
+    KILL_PATIENCE_S,
+    LAUNCHERS_SIGNALS,
+    Ended,
+    Lost,
+    News,
+    Processes,
+    Started,
+    Unable,
+    Warned,
+)
 
 EXIT_PATIENCE_S = 2.0
 HASHES = {"PYTHONHASHSEED": "0"}  # a set of strings has the same order in every start, unless the user says otherwise
@@ -41,7 +51,12 @@ class TemplateStarter:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**HASHES, **os.environ})
+            # Held back until it ignores them: a Ctrl-C while Python itself is starting would end it with a traceback.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHERS_SIGNALS)
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**HASHES, **os.environ})
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         send_packet(self._control, {"preload": list(preload)})
 
     def start(self, rank: int, line: socket.socket, store: socket.socket | None, foreign: Sequence[int]) -> None:

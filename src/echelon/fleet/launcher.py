@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -25,12 +26,13 @@ from echelon.fleet.caller import CallerStarter
 from echelon.fleet.from_template import TemplateStarter
 from echelon.fleet.line import Line
 from echelon.fleet.start import Start
-from echelon.fleet.starter import Ended, Lost, News, Starter, Unable, Warned
+from echelon.fleet.starter import TOO_MANY_FILES, Ended, Lost, News, Starter, Unable, Warned, too_many_files
 from echelon.fleet.stopping import Progress, Stopping
 from echelon.fleet.streams import open_missing
 from echelon.fleet.watch import Command, Finish, Show, Tell, Watch
 from echelon.fleet.wire import Garbled
 
+FILES, FILES_PER_WORKER = 64, 4  # open at a time: a worker has a job's files, and a connection or two to each other
 LOOPBACK = "127.0.0.1"
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 BACKLOG = 4096  # every worker of a large fleet may connect to the store at the same moment
@@ -42,16 +44,16 @@ def launch(start: Start, show: Callable[[dict[str, Any]], None]) -> list[dict[st
     In the main thread Ctrl-C, SIGTERM and SIGHUP ask the workers to stop; Ctrl-C once more ends them.
     """
     open_missing()
-    with ExitStack() as cleanup:
+    with _refusals(start.workers), ExitStack() as cleanup:
+        alarm, bell = socket.socketpair()
+        cleanup.enter_context(alarm)
+        cleanup.enter_context(bell)
+        cleanup.enter_context(_ring_on_signals(bell))
         store = cleanup.enter_context(_listen(start.port))
         lines = [cleanup.enter_context(Line()) for _ in range(start.workers)]
         for rank, line in enumerate(lines):
             line.say(_introduction(start, rank, store.getsockname()[1]))
         selector = cleanup.enter_context(selectors.DefaultSelector())
-        alarm, bell = socket.socketpair()
-        cleanup.enter_context(alarm)
-        cleanup.enter_context(bell)
-        cleanup.enter_context(_ring_on_signals(bell))
         starter = _starter(start)
         fleet = _Fleet(start=start, show=show, lines=lines, selector=selector, starter=starter, alarm=alarm)
         cleanup.callback(fleet.close)
@@ -220,10 +222,30 @@ def _listen(port: int | None) -> socket.socket:
         why = f"{port} is no port number; use 1 to 65535, or none to get a free one"
         raise ConfigError("port", why) from error
     except OSError as error:
+        if error.errno in TOO_MANY_FILES:
+            raise
         if error.errno == errno.EADDRINUSE:
             why = f"{port} is in use by another program; name another, or none to get a free one"
             raise ConfigError("port", why) from error
         raise ConfigError("port", f"{LOOPBACK}:{port or 0} cannot be listened on: {error.strerror}") from error
+
+
+@contextmanager
+def _refusals(workers: int) -> Iterator[None]:
+    """What the system refuses to a launcher, in words; and what it would refuse to its workers later, in theirs."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("folder", "the current folder was deleted; change to one that is there") from error
+    needed = FILES + FILES_PER_WORKER * workers
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < needed:  # -1: no limit
+        raise too_many_files()
+    try:
+        yield
+    except OSError as error:
+        if error.errno in TOO_MANY_FILES:
+            raise too_many_files() from error
+        raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -11,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from echelon.errors import EchelonError
+from echelon.errors import ConfigError, EchelonError
 
 KILL_PATIENCE_S = 10.0
+# For the launcher alone, wherever they are sent: it asks all workers to stop.
+LAUNCHERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,11 @@ class Warned:
 
 
 News = Started | Ended | Lost | Unable | Warned
+
+
+def too_many_files() -> ConfigError:
+    why = "too few files may be open at a time to start so many workers; allow more (`ulimit -n 4096`), or start fewer"
+    return ConfigError("ulimit -n", why)
 
 
 class Starter(Protocol):

@@ -6,6 +6,7 @@ process that has paid for the imports. One request makes one worker; the end of 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -23,9 +24,9 @@ from typing import Any
 from echelon.fleet import family
 from echelon.fleet.child import adopt_orphans, become_worker, die_with_parent
 from echelon.fleet.packets import receive_packet, send_packet
+from echelon.fleet.starter import LAUNCHERS_SIGNALS, TOO_MANY_FILES, too_many_files
 from echelon.fleet.streams import open_missing
 
-LAUNCHERS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 REAP_EVERY_MS = 10_000
 PASSED_FDS = 2  # the worker's line and, for rank 0, the store's socket
 ONE_THREAD = "OPENBLAS_NUM_THREADS"  # numpy's BLAS starts a thread per core while it is imported
@@ -65,18 +66,22 @@ class Template:
         message, fds = receive_packet(self.control, PASSED_FDS, wait=True)
         if message is None:
             return False
-        self._fork(message["rank"], fds)
+        try:
+            self._fork(message["rank"], fds)
+        except OSError as error:
+            term, why = "workers", f"the process of rank {message['rank']} cannot be made: {error}"
+            if error.errno in TOO_MANY_FILES:
+                term, why = too_many_files().term, too_many_files().why
+            self.say({"unable": term, "why": why})
         for fd in fds:
             os.close(fd)
         return True
 
     def _fork(self, rank: int, fds: list[int]) -> None:
+        if not fds:
+            raise OSError(errno.EMFILE, "the worker's line was not received")  # the kernel drops what finds no room
         parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            self.say({"unable": "workers", "why": f"the process of rank {rank} cannot be made: {error}"})
-            return
+        pid = os.fork()
         if pid == 0:
             self.control.close()
             for pidfd in self._ranks:
@@ -128,6 +133,7 @@ def main(control_fd: int, launcher: int) -> None:
     # Meant for the launcher, which asks all workers to stop: this process has to outlive that.
     for number in LAUNCHERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHERS_SIGNALS)
     adopt_orphans()
     template = Template(socket.socket(fileno=control_fd))
     order, _ = receive_packet(template.control, PASSED_FDS, wait=True)

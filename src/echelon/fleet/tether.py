@@ -16,6 +16,7 @@ from collections import deque
 from typing import Any, Never
 
 from echelon.errors import Timeout
+from echelon.fleet.streams import STDERR
 from echelon.fleet.wire import Garbled, Lines, to_line
 
 BACKLOG_LIMIT_BYTES = 64 << 20
@@ -94,7 +95,7 @@ class Tether:
 
     def listen(self) -> None:
         """Start the thread that obeys the launcher."""
-        threading.Thread(target=self._listen, name="echelon-tether", daemon=True).start()
+        threading.Thread(target=self._listen_to_the_end, name="echelon-tether", daemon=True).start()
 
     def deliver(self, message: dict[str, Any]) -> None:
         """Act on one message of the launcher."""
@@ -104,6 +105,12 @@ class Tether:
             elif message["kind"] == "go":
                 self._go = message
             self._arrived.notify_all()
+
+    def _listen_to_the_end(self) -> None:
+        try:
+            self._listen()
+        except OSError as error:  # the job has closed descriptors that are not its own
+            _die(f"its line to the launcher broke ({error.strerror})")
 
     def _listen(self) -> None:
         poll = select.poll()
@@ -129,14 +136,14 @@ class Tether:
             data = self._line.recv(65536)
         except BlockingIOError:
             return []
-        except OSError:
-            data = b""
+        except OSError as error:
+            _die(f"its line to the launcher broke ({error.strerror})")
         if not data:
-            _die()
+            _die("the launcher is gone")
         try:
             return self._lines.feed(data)
         except Garbled:
-            _die()  # whoever speaks there is not our launcher
+            _die("what came over its line is no message")  # whoever speaks there is not our launcher
 
     def _write_backlog(self) -> None:
         """As much as the socket takes now. The lock is held."""
@@ -154,15 +161,18 @@ class Tether:
             return self._line.send(line, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return 0
-        except OSError:
-            _die()
+        except OSError as error:
+            _die(f"its line to the launcher broke ({error.strerror})")
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of reasons to wake up already
             os.write(self._wake_write, b"x")
 
 
-def _die() -> Never:
+def _die(why: str) -> Never:
+    with contextlib.suppress(OSError):
+        if select.select([], [STDERR], [], 0)[1]:  # nobody may read it any more
+            os.write(STDERR, f"echelon: worker process {os.getpid()} ends itself: {why}\n".encode())
     # SIGKILL and not an exit: no hook, no lock and no user code may keep an orphan alive.
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("SIGKILL returned")

@@ -64,10 +64,12 @@ def reported(rank: int, at: float, error: EchelonError) -> Finding:
     return Finding(rank=rank, at=at, weight=weight, error=error)
 
 
-def died(rank: int, at: float, status: int | None, out_of_memory: bool) -> Finding:
-    """What the end of a process says that had not finished; `status` as `waitpid` gives it, None when nobody knows."""
+def died(rank: int, at: float, status: int | None, out_of_memory: bool, way_on: str) -> Finding:
+    """What the end of a process says that had not finished; `status` as `waitpid` gives it, None when nobody knows.
+    `way_on` is what to do next.
+    """
     if status is None:
-        error: EchelonError = TooFewWorkers(f"rank {rank} ended and left no exit status; go on with --resume")
+        error: EchelonError = TooFewWorkers(f"rank {rank} ended and left no exit status; {way_on}")
         return Finding(rank=rank, at=at, weight=Weight.KILLED, error=error)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -77,15 +79,13 @@ def died(rank: int, at: float, status: int | None, out_of_memory: bool) -> Findi
             "something in the job, or a library it uses, called exit or os._exit",
         )
         return Finding(rank=rank, at=at, weight=Weight.LEFT, error=error)
-    error = TooFewWorkers(
-        f"rank {rank} was ended by {_name(-code)}: {_reason(-code, out_of_memory)}; go on with --resume"
-    )
+    error = TooFewWorkers(f"rank {rank} was ended by {_name(-code)}: {_reason(-code, out_of_memory)}; {way_on}")
     return Finding(rank=rank, at=at, weight=Weight.KILLED, error=error, first_cause=-code in FIRST_CAUSES)
 
 
-def starter_died(at: float, why: str) -> Finding:
+def starter_died(at: float, why: str, way_on: str) -> Finding:
     """The process that forks the workers is gone, and they with it."""
-    error = TooFewWorkers(f"the process that starts the workers {why}, and they ended with it; go on with --resume")
+    error = TooFewWorkers(f"the process that starts the workers {why}, and they ended with it; {way_on}")
     return Finding(rank=-1, at=at, weight=Weight.KILLED, error=error, first_cause=True)
 
 

@@ -109,7 +109,7 @@ class Watch:
         commands: list[Command] = []
         self._ended.add(rank)
         if rank not in self._done and rank not in self._failed:
-            self._findings.append(died(rank, now, status, out_of_memory))
+            self._findings.append(died(rank, now, status, out_of_memory, self.progress.way_on()))
         elif rank in self._done and status:
             commands.append(_warning(f"rank {rank} was done but its process did not end well (wait status {status})"))
         return commands + self.tick(now)
@@ -117,7 +117,7 @@ class Watch:
     def starter_lost(self, why: str, now: float) -> list[Command]:
         """The process that forks workers is gone."""
         if len(self._done) < self.workers:
-            self._findings.append(starter_died(now, why))
+            self._findings.append(starter_died(now, why, self.progress.way_on()))
         return self.tick(now)
 
     def failed(self, error: EchelonError) -> list[Command]:

@@ -8,7 +8,9 @@ import io
 import os
 import pty
 import re
+import signal
 import struct
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -597,6 +599,52 @@ def test_a_display_closed_without_an_end_gives_the_terminal_back(terminal: Pty) 
     screen.feed(terminal.read())
     assert screen.bottom == 23
     assert screen.lines[22:] == ["", ""]
+
+
+SHOWING = """
+import resource, signal, sys, time
+from echelon.progress import progress
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+show = progress(sys.stdout)
+show({"event": "start", "plan": "dp", "workers": 1, "steps": 100})
+show({"event": "step", "step": 1, "loss": 0.5, "samples": 8, "seconds": 0.1})
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGHUP])
+def test_a_signal_that_ends_the_command_gives_the_terminal_back(terminal: Pty, number: signal.Signals) -> None:
+    showing, screen = subprocess.Popen([sys.executable, "-c", SHOWING], stdout=terminal.stream), Screen(80, 24)
+    try:
+        while "loss" not in (text := terminal.read()):
+            screen.feed(text)
+        screen.feed(text)
+        assert screen.bottom == 21
+        showing.send_signal(number)
+        assert showing.wait(20) == -number
+    finally:
+        showing.kill()
+    screen.feed(terminal.read())
+    assert screen.bottom == 23
+    assert screen.lines[22:] == ["", ""]
+
+
+def test_a_closed_display_leaves_the_signals_as_they_were(terminal: Pty) -> None:
+    show = progress(terminal.stream)
+    show(START)
+    assert signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL
+    show.close()
+    assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+
+
+def test_a_display_without_a_stream_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output was closed when Python started."""
+    monkeypatch.setattr(sys, "stdout", None)
+    show = progress()
+    show(START)
+    show(a_step(1))
+    show(END)
+    show.close()
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_training(terminal: Pty) -> None:

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -34,6 +36,7 @@ from echelon.progress.tally import Tally
 
 REFRESH_S = 0.25
 CLOSE_S = 2.0
+ENDING_SIGNALS = (signal.SIGQUIT, signal.SIGHUP)  # the others end it by an exception, or cannot be heard
 RESERVED_ROWS = 2  # the row above them stays free as well: there the cursor waits
 LEAST_ROWS, LEAST_COLUMNS = 8, 30
 SAVE, RESTORE, DOWN, CLEAR_LINE, CLEAR_BELOW = "\x1b7", "\x1b8", "\x1bD", "\x1b[2K", "\x1b[J"
@@ -139,6 +142,7 @@ class LiveProgress:
             self._painter = threading.Thread(target=self._paint_until_closed, name="echelon-progress", daemon=True)
             self._painter.start()
             atexit.register(self.close)
+            self._give_back_on_signals()
 
     def close(self) -> None:
         """Gives the terminal back. Waits only so long: it may be stopped."""
@@ -146,6 +150,22 @@ class LiveProgress:
         if self._painter is not None and self._process == os.getpid():
             self._painter.join(CLOSE_S)
         atexit.unregister(self.close)
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                if signal.getsignal(number) == self._end:
+                    signal.signal(number, signal.SIG_DFL)
+
+    def _give_back_on_signals(self) -> None:
+        """Also when a signal ends this process (Ctrl-\\), where nobody else has a use for it."""
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING_SIGNALS:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, self._end)
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        self.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _paint_until_closed(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import pytest
@@ -89,6 +90,27 @@ def test_a_file_that_does_not_import_is_the_user_s_failure_with_its_traceback(wr
     assert caught.value.rank == 3
     assert kind in caught.value.why
     assert "job.py" in caught.value.trace
+
+
+def test_a_ctrl_c_during_the_import_stays_one_and_one_that_the_file_makes_up_is_a_failure(write):
+    file = write("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        import_file(file, 0)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker of ours
+    try:
+        with pytest.raises(UserError, match="did not import: KeyboardInterrupt"):
+            import_file(file, 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert MODULE not in sys.modules
+
+
+def test_a_file_whose_own_process_group_cannot_be_is_told_whose_it_is(write):
+    text = (
+        "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='env://', rank=0, world_size=0)"
+    )
+    with pytest.raises(ConfigError, match=r"init_process_group: .* Echelon makes the process group itself"):
+        import_file(write(text), 0)
 
 
 def test_a_wrong_job_in_a_file_is_a_wrong_job(write):

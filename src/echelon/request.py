@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import signal
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -17,6 +18,7 @@ from echelon.randomness import Generators
 
 MODULE = "__echelon_job__"
 IMPORT_SEED = 0
+GROUP = "init_process_group"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +85,20 @@ def import_file(file: str, rank: int) -> Any:
         raise
     except BaseException as error:
         del sys.modules[MODULE]
+        if any(frame.f_code.co_name == GROUP for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise own_group() from error
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise  # a real Ctrl-C; where a worker of ours leaves that to its launcher, the file raises it itself
         trace = user_trace(error)
         raise UserError(rank, f"{file} did not import: {headline(error)}", trace) from error
     return module
+
+
+def own_group() -> ConfigError:
+    """What to say to a job that makes a process group; a second one cannot be, and the workers need theirs."""
+    return ConfigError(
+        GROUP, "was called before training; Echelon makes the process group itself, so leave the call out"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

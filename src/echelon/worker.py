@@ -12,7 +12,7 @@ from echelon.errors import ConfigError, PeerLost, Stopped
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
 from echelon.progress import progress
-from echelon.request import Request, Source
+from echelon.request import Request, Source, own_group
 from echelon.runs import take_away_if_empty
 from echelon.signals import Stopping, stop_on_signals
 
@@ -93,8 +93,7 @@ def _fit(what: Any) -> Any:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
-        why = "was called before training; Echelon makes the process group itself, so leave the call out"
-        raise ConfigError("init_process_group", why)
+        raise own_group()
     device = torch.get_default_device()
     if device.type not in ("cpu", "cuda"):
         why = f"torch's default device was set to {device}, on which nothing can be trained here; leave that out"

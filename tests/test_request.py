@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -174,3 +175,8 @@ def test_a_file_in_any_encoding_that_python_reads(text):
 
 def test_a_file_without_the_usual_ending_can_be_imported(write):
     assert import_file(write("job = 1", "script"), 0).job == 1
+
+
+def test_asking_for_a_run_needs_no_torch():
+    code = "import sys, echelon.api, echelon.request; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+
+from echelon.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +52,19 @@ def arithmetic() -> dict[str, Any]:
         "numpy": np.__version__,
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
     }
+
+
+def check_process() -> None:
+    """Refuse a process in which the job's code has set what Echelon sets itself."""
+    if dist.is_available() and dist.is_initialized():
+        raise own_group()
+    device = torch.get_default_device()
+    if device.type not in ("cpu", "cuda"):
+        why = f"torch's default device was set to {device}, on which nothing can be trained here; leave that out"
+        raise ConfigError("set_default_device", why)
+
+
+def own_group() -> ConfigError:
+    """What to say to a job that makes a process group: there cannot be two, and the workers need theirs."""
+    why = "was called before training; Echelon makes the process group itself, so leave the call out"
+    return ConfigError("init_process_group", why)

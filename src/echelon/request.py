@@ -18,7 +18,6 @@ from echelon.randomness import Generators
 
 MODULE = "__echelon_job__"
 IMPORT_SEED = 0
-GROUP = "init_process_group"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,9 @@ class Source:
     def load(self, rank: int) -> Any:
         """Import the file and return what the name stands for."""
         module = import_file(self.file, rank)
+        from echelon.place import check_process  # by now torch is there; whoever only asks for a run needs none
+
+        check_process()
         if self.name is not None:
             if not hasattr(module, self.name):
                 raise ConfigError("file", f"{self.file} has no {self.name!r}")
@@ -85,20 +87,15 @@ def import_file(file: str, rank: int) -> Any:
         raise
     except BaseException as error:
         del sys.modules[MODULE]
-        if any(frame.f_code.co_name == GROUP for frame, _ in traceback.walk_tb(error.__traceback__)):
+        if any(frame.f_code.co_name == "init_process_group" for frame, _ in traceback.walk_tb(error.__traceback__)):
+            from echelon.place import own_group
+
             raise own_group() from error
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             raise  # a real Ctrl-C; where a worker of ours leaves that to its launcher, the file raises it itself
         trace = user_trace(error)
         raise UserError(rank, f"{file} did not import: {headline(error)}", trace) from error
     return module
-
-
-def own_group() -> ConfigError:
-    """What to say to a job that makes a process group; a second one cannot be, and the workers need theirs."""
-    return ConfigError(
-        GROUP, "was called before training; Echelon makes the process group itself, so leave the call out"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

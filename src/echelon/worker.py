@@ -12,7 +12,7 @@ from echelon.errors import ConfigError, PeerLost, Stopped
 from echelon.events import Event
 from echelon.fleet import Tether, WorkerStart
 from echelon.progress import progress
-from echelon.request import Request, Source, own_group
+from echelon.request import Request, Source
 from echelon.runs import take_away_if_empty
 from echelon.signals import Stopping, stop_on_signals
 
@@ -59,7 +59,7 @@ def run_with(job: Any) -> Callable[[WorkerStart], int]:
 
     import echelon.one_worker  # noqa: F401
 
-    return lambda start: _run(start, lambda: job, forked=True)
+    return lambda start: _run(start, lambda: _checked(job), forked=True)
 
 
 def _run(start: WorkerStart, load: Callable[[], Any], forked: bool) -> int:
@@ -82,23 +82,17 @@ def _run(start: WorkerStart, load: Callable[[], Any], forked: bool) -> int:
         cores=len(os.sched_getaffinity(0)),
         forked=forked,
     )
-    payload = run_one(Request(**start.request), place, meeting, lambda: _fit(load()), TetherLine(start.tether))
+    payload = run_one(Request(**start.request), place, meeting, load, TetherLine(start.tether))
     start.tether.send({"kind": "done", **payload})
     return 0
 
 
-def _fit(what: Any) -> Any:
-    """`what` has been imported. Refuses what else that has done, where nothing could work any more."""
-    import torch
-    import torch.distributed as dist
+def _checked(job: Any) -> Any:
+    """A job that this process has not imported: what else has its code done?"""
+    from echelon.place import check_process
 
-    if dist.is_available() and dist.is_initialized():
-        raise own_group()
-    device = torch.get_default_device()
-    if device.type not in ("cpu", "cuda"):
-        why = f"torch's default device was set to {device}, on which nothing can be trained here; leave that out"
-        raise ConfigError("set_default_device", why)
-    return what
+    check_process()
+    return job
 
 
 def be_inside() -> None:
@@ -180,7 +174,7 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
     line = TerminalLine(stopping, rank)
     with stop_on_signals(stopping, lambda: _end_at_once(request, rank, stopping, line)):
         try:
-            return run_one(request, place, meeting, lambda: _fit(job), line)
+            return run_one(request, place, meeting, lambda: _checked(job), line)
         except PeerLost as error:
             # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
             sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")

@@ -30,3 +30,21 @@ class Meter:
 
     def add(self, size_bytes: int) -> None:
         self.sent_bytes += size_bytes
+
+
+class Traffic:
+    """What was sent: bytes and messages by operation, peer and transport."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, int, str], list[int]] = {}
+
+    def count(self, op: str, peer: int, transport: str, size_bytes: int) -> None:
+        row = self.rows.get((op, peer, transport))
+        if row is None:
+            row = self.rows[op, peer, transport] = [0, 0]
+        row[0] += size_bytes
+        row[1] += 1
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(row[0] for row in self.rows.values())

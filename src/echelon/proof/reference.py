@@ -253,9 +253,9 @@ class Reference:
             self._sum.k = list(grids)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state by PARAMETER/KEY."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        return {f"{names[id(p)]}/{key}": v for p, entry in self.optimizer.state.items() for key, v in entry.items()}
+        """The optimizer's state by PARAMETER/KEY. What belongs to no parameter is not compared."""
+        kept = self.optimizer.state
+        return {f"{name}/{key}": v for name, p in self.parameters.items() if p in kept for key, v in kept[p].items()}
 
     def rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group]

@@ -1,0 +1,44 @@
+"""`dist.init_process_group("echelon")`: makes the links of the default group; its subgroups share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from echelon.comm.choose import TOPOLOGIES
+from echelon.comm.process_group import EchelonGroup
+from echelon.comm.rendezvous import meet
+
+NAME = "echelon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """For `pg_options=`: the topology of every collective that can have it; by size and place if it is None."""
+
+    topology: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.topology is not None and self.topology not in TOPOLOGIES:
+            raise ValueError(f"topology={self.topology!r} is none of {', '.join(TOPOLOGIES)}")
+
+
+def make_group(torch_options: Any, options: Options | None = None) -> EchelonGroup:
+    """What torch calls on every member of a new group."""
+    members = list(torch_options.global_ranks_in_group)
+    topology = options.topology if isinstance(options, Options) else None
+    default = dist.distributed_c10d.GroupMember.WORLD
+    if isinstance(default, EchelonGroup):
+        return default.subgroup(torch_options.group_id, members, torch_options.timeout, topology)
+    size = torch_options.group_size
+    timeout_s = torch_options.timeout.total_seconds()
+    driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
+    return EchelonGroup(driver, torch_options.group_id, list(range(size)), hosts, torch_options.timeout, topology)
+
+
+def register() -> None:
+    """Make the name known to torch, once a process."""
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])

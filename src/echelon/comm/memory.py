@@ -1,0 +1,59 @@
+"""Tensors as flat arrays of plain memory, which is what frames are cut from and added into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from echelon.comm.arithmetic import Array, numpy_dtype
+
+
+class Memory:
+    """A tensor's values as one flat array. What is not contiguous is copied, and back when the result is there."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        plain = tensor.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        if not plain.is_contiguous():
+            plain = plain.contiguous()
+        self._plain = plain
+        flat = plain.reshape(-1)
+        numpy_knows = tensor.dtype == torch.uint8 or (
+            tensor.dtype != torch.bfloat16 and numpy_dtype(tensor.dtype).itemsize == tensor.itemsize != 1
+        )
+        if not numpy_knows and tensor.dtype not in (torch.int8, torch.bool):
+            flat = flat.view(torch.uint16 if tensor.dtype == torch.bfloat16 else torch.uint8)
+        self.array: Array = flat.numpy()
+
+    def give_back(self) -> None:
+        """Put the result where it belongs, if it is not there yet."""
+        if self._plain.data_ptr() != self.tensor.data_ptr():
+            with torch.no_grad():
+                self.tensor.copy_(self._plain)
+
+    def shares(self, ranks: int) -> list[Array]:
+        """As many equal pieces as there are ranks."""
+        n = self.array.size // ranks
+        return [self.array[rank * n : (rank + 1) * n] for rank in range(ranks)]
+
+    def rows(self, splits: Sequence[int], ranks: int) -> list[Array]:
+        """Cut along the first dimension: into equal parts, or into so many rows for each rank."""
+        length = self.tensor.shape[0] if self.tensor.dim() else 1
+        if not splits:
+            if length % ranks:
+                raise ValueError(f"the first dimension, {length}, is not divisible by the {ranks} ranks of the group")
+            splits = [length // ranks] * ranks
+        elif len(splits) != ranks or sum(splits) != length:
+            raise ValueError(f"the sizes {list(splits)} do not cut {length} rows among {ranks} ranks")
+        width = self.array.size // length if length else 0
+        return [self.array[start * width : stop * width] for start, stop in pairwise(accumulate([0, *splits]))]
+
+
+def is_same(one: Array, other: Array) -> bool:
+    """Whether both are the same memory."""
+    return not one.size or one.ctypes.data == other.ctypes.data

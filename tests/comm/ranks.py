@@ -1,0 +1,85 @@
+"""Runs a function on several real processes that share a group of the backend `echelon`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from echelon.comm import Options
+
+LIMIT_S = 60
+
+
+def run_ranks(
+    folder: Path, size: int, work: Callable[[int], Any], *, topology: str | None = None, timeout_s: float = 30
+) -> list[Any]:
+    """By rank: `{"value": ...}` with what `work(rank)` returned (JSON), `{"error": ..., "trace": ...}` with what it
+    raised, or None for one that was killed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    children = {_start(folder, rank, size, work, topology, timeout_s): rank for rank in range(size)}
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while children and time.monotonic() < deadline:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                children.pop(pid, None)
+            else:
+                time.sleep(0.005)
+        assert not children, f"ranks {sorted(children.values())} did not end within {LIMIT_S} s"
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    answers = [folder / f"answer-{rank}" for rank in range(size)]
+    return [json.loads(answer.read_text()) if answer.exists() else None for answer in answers]
+
+
+def _start(
+    folder: Path, rank: int, size: int, work: Callable[[int], Any], topology: str | None, timeout_s: float
+) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(folder / "store"), size)
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            dist.init_process_group(
+                "echelon",
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+                pg_options=Options(topology=topology),
+            )
+            answer = {"value": work(rank)}
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        except BaseException as error:  # noqa: BLE001 (told to the parent)
+            answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        beside = folder / f"writing-{rank}"
+        beside.write_text(json.dumps(answer))
+        beside.rename(folder / f"answer-{rank}")
+    finally:
+        os._exit(0)
+    raise AssertionError
+
+
+def check(answers: list[Any]) -> list[Any]:
+    """Every rank's value; fails with the tracebacks of those that raised."""
+    wrong = [f"rank {rank} " + (answer["trace"] if answer else "died") for rank, answer in enumerate(answers)
+             if not answer or "error" in answer]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+    return [answer["value"] for answer in answers]

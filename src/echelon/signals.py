@@ -79,7 +79,7 @@ class Listener:
         self._fd_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
         for number in self._before:
             signal.signal(number, _leave_it_to_the_thread)
-        # A data loader's process that is ended must end, and not stop this one. No signal reaches it before it is ready.
+        # A data loader's process that is ended must end, and not stop this one. Until it is ready it gets no signal.
         self._held = threading.local()
         os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._leave)
 

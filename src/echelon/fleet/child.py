@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Any, Never
 
 from echelon.errors import (
@@ -155,8 +156,12 @@ def _take_signals(tether: Tether) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: tether.ask_to_stop())
-    Forks()
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        tether.ask_to_stop()
+
+    signal.signal(signal.SIGTERM, ask)
+    Forks(ask)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 

@@ -15,7 +15,9 @@ import sys
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 
 from echelon.fleet import family
 
@@ -42,7 +44,8 @@ class Forks:
     The signal is held back around the fork, or one that comes too early would find the worker's handler, and be lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker_s: Callable[[int, FrameType | None], None]) -> None:
+        self._worker_s = worker_s
         self._before = threading.local()
         os.register_at_fork(before=self._hold, after_in_parent=self._go_on, after_in_child=self._end_when_asked)
 
@@ -53,7 +56,8 @@ class Forks:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before.mask)
 
     def _end_when_asked(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is self._worker_s:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._go_on()
 
 

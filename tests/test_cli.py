@@ -385,3 +385,11 @@ def test_a_reader_that_went_away_changes_neither_the_code_nor_the_last_words() -
     os.close(writing)
     assert child.returncode == 2
     assert child.stderr.count("\n") == 1
+
+
+def test_an_output_that_takes_no_more_is_a_failure_of_storage(tmp_path):
+    words = [sys.executable, "-m", "echelon", "doctor", "--json"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        ran = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ran.returncode == 77
+    assert ran.stderr.startswith("echelon: error: standard output: cannot be written: No space left on device")

@@ -56,9 +56,9 @@ def committed(log: Path) -> dict[str, Any]:
     with suppress(OSError):
         for record in read_events(log):
             if record["event"] == "step":
-                samples += record["samples"]
+                samples += record.get("samples") or 0
                 last = record
             elif record["event"] == "evaluate":
-                metrics = record["metrics"]
-        return {"steps": last["step"], "samples": samples, "loss": last["loss"], "metrics": metrics}
+                metrics = record.get("metrics") or {}
+        return {"steps": last.get("step"), "samples": samples, "loss": last.get("loss"), "metrics": metrics}
     return {}

@@ -9,8 +9,9 @@ import os
 import sys
 from typing import Any
 
-from echelon.errors import EchelonError, Stopped, encode
+from echelon.errors import EchelonError, Stopped, StorageFailed, encode
 from echelon.result import FIELDS
+from echelon.storage import reason
 
 PROOF_FIELDS = ("equal", "max_abs_diff", "first_difference")
 
@@ -27,7 +28,7 @@ def report(error: EchelonError, *, as_json: bool, values: dict[str, Any]) -> int
         sys.stderr.write(f"echelon: {label}{one_line(error)}\n")
         sys.stderr.flush()
     if as_json:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StorageFailed):
             write_json({**values, **error.known, "error": _speak_of(error)})
     return error.exit_code
 
@@ -50,14 +51,22 @@ def one_line(value: object) -> str:
 
 
 def write_text(text: str) -> None:
-    sys.stdout.write(text.rstrip("\n") + "\n")
-    sys.stdout.flush()
+    _put(text.rstrip("\n") + "\n")
+
+
+def _put(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has enough
+        raise
+    except OSError as error:
+        raise StorageFailed("standard output", f"cannot be written: {reason(error)}") from error
 
 
 def write_json(values: dict[str, Any]) -> None:
     # A worker's output may have ended in the middle of a line, and this must be a line of its own.
-    sys.stdout.write("\n" + json.dumps(_to_json(values), allow_nan=False, default=str) + "\n")
-    sys.stdout.flush()
+    _put("\n" + json.dumps(_to_json(values), allow_nan=False, default=str) + "\n")
 
 
 def _to_json(value: Any) -> Any:

@@ -220,8 +220,8 @@ class EchelonGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """End at once. What is under way here ends with an error; a new group can be made."""
         with self.driver.fabric.lock:
-            why = "aborted the group"
-            self._communicator.fail(PeerLost(self._communicator.name_of(self._rank), f"its own life: it {why}"))
+            me = self._communicator.name_of(self._rank)
+            self._communicator.fail(PeerLost(me, "abort(), which it called"))
         self.shutdown()
 
     def shutdown(self) -> None:

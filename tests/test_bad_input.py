@@ -421,7 +421,13 @@ def dying(model, batch):
 
 def test_a_worker_killed_names_the_rank(echelon):
     ran = echelon("--workers", "3", changes="loss=dying", before=DYING)
-    check(ran, 76, "TooFewWorkers", "rank 1", "SIGKILL", "--resume")
+    check(ran, 76, "TooFewWorkers", "rank 1", "SIGKILL", "nothing was saved yet, so start it again")
+
+
+def test_a_worker_killed_after_a_checkpoint_says_how_to_go_on(echelon):
+    later = DYING.replace("calls == 2", "calls == 9 and not time.sleep(1)")  # the first checkpoint is on disk by then
+    ran = echelon("--workers", "3", "--steps", "12", changes="loss=dying, checkpoint_every=1", before=later)
+    check(ran, 76, "TooFewWorkers", "rank 1", "SIGKILL", "go on with --resume --out run")
 
 
 def test_memory_that_runs_out_says_what_to_do(echelon):

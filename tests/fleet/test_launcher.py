@@ -3,8 +3,9 @@ from __future__ import annotations
 import selectors
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
-from echelon.fleet.launcher import _Fleet
+from echelon.fleet.launcher import _Fleet, newest_checkpoint
 from echelon.fleet.line import Line
 from echelon.fleet.start import Start
 from echelon.fleet.starter import Ended, News
@@ -31,6 +32,13 @@ class ToldOfTheEnd:
         self._ours.close()
         self._theirs.close()
         return []
+
+
+def test_the_newest_checkpoint_is_found_among_what_else_is_there(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) == 0
+    for name in ("step-00000004", "step-00000012", ".step-00000020.writing", "step-new", "notes"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) == 12
 
 
 def test_what_a_worker_said_before_it_ended_is_heard_before_its_end() -> None:

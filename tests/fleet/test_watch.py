@@ -270,6 +270,15 @@ def test_a_death_says_to_go_on_only_from_what_was_saved(events: list[tuple[str, 
         assert str(found).endswith(text.removeprefix("by hand; "))
 
 
+def test_a_checkpoint_that_nobody_was_left_to_tell_of_counts_once_the_folder_is_this_run_s() -> None:
+    progress = Progress(run="runs/x", on_disk=lambda: 4)
+    assert progress.way_on() == "start it again"
+    progress.note({"event": "start"})
+    progress.note({"event": "step", "step": 6})
+    assert progress.way_on() == "go on with --resume --out runs/x"
+    assert progress.stopped().fields == {"step": 4, "run": "runs/x", "unsaved": 2}
+
+
 def test_a_step_and_its_saving_may_take_long_once_there_is_work_to_lose() -> None:
     watch = make(1)
     watch.heard(0, event(event="step", step=3), 0.5)

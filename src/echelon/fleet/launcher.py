@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import selectors
 import signal
@@ -89,7 +90,7 @@ class _Fleet:
             begun=time.monotonic(),
             finish_s=start.finish_s,
             stopping=Stopping(grace_s=start.grace_s, save_s=start.save_s),
-            progress=Progress(run=start.run),
+            progress=Progress(run=start.run, on_disk=partial(newest_checkpoint, Path(start.run))),
         )
         for rank, line in enumerate(lines):
             selector.register(line.ours, selectors.EVENT_READ, partial(self._hear, rank))
@@ -193,6 +194,14 @@ class _Fleet:
         if rank in self._connected():
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.waits_to_send else 0)
             self._selector.modify(line.ours, wanted, partial(self._hear, rank))
+
+
+def newest_checkpoint(run: Path) -> int:
+    """The step of the newest checkpoint in a run's folder, 0 if there is none. It gets its name when it is whole."""
+    with suppress(OSError):
+        found = [re.fullmatch(r"step-(\d+)", path.name) for path in (run / "checkpoints").iterdir()]
+        return max((int(match[1]) for match in found if match), default=0)
+    return 0
 
 
 def _starter(start: Start) -> Starter:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.errors import Stopped
@@ -21,28 +21,38 @@ PROGRESS = frozenset({"start", "resume", "step", "evaluate", "checkpoint", "stop
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a run has come, and from which step it can go on, by the events that were heard of it."""
+    """How far a run has come, and from which step it can go on: by the events that were heard of it, and by `on_disk`,
+    the newest checkpoint in its folder. One may be there that nobody was left to tell of.
+    """
 
     run: str = ""
+    on_disk: Callable[[], int] = field(default=lambda: 0)
+    begun: bool = False  # before that, what is in the folder may be another run's
     saved: int = 0
     computed: int = 0  # the last step that this launch has computed
 
     def note(self, event: Mapping[str, Any]) -> bool:
         """Whether the event tells of progress."""
         kind = event.get("event")
+        self.begun = self.begun or kind == "start"
         if kind in ("checkpoint", "resume"):
             self.saved = max(self.saved, int(event.get("step") or 0))
         elif kind == "step":
             self.computed = int(event.get("step") or 0)
         return kind in PROGRESS
 
+    def resumable(self) -> int:
+        """The step after which the run can go on; 0 if nothing is kept of it."""
+        return max(self.saved, self.on_disk() if self.begun and self.run else 0)
+
     def stopped(self) -> Stopped:
         """For a run that was ended before it could say itself where it stopped."""
-        return Stopped(self.saved, self.run, max(self.computed - self.saved, 0))
+        saved = self.resumable()
+        return Stopped(saved, self.run, max(self.computed - saved, 0))
 
     def way_on(self) -> str:
         """What to do about a run that broke off."""
-        if self.saved and self.run:
+        if self.run and self.resumable():
             return f"go on with --resume --out {shlex.quote(self.run)}"
         return "nothing was saved yet, so start it again" if self.computed else "start it again"
 

@@ -15,19 +15,20 @@ PATIENCE_S = 30.0
 
 
 def test_before_anybody_trains_the_first_signal_ends_the_process():
-    assert Stopping().hear(0.0)
+    assert Stopping().hear(signal.SIGTERM, 0.0)
 
 
-def test_while_all_train_the_first_asks_and_a_later_one_ends():
+def test_while_all_train_the_first_asks_and_only_a_later_interrupt_ends():
     stopping = Stopping()
     assert not stopping.obey()
-    assert not stopping.hear(10.0)
+    assert not stopping.hear(signal.SIGTERM, 10.0)
     assert stopping.obey()
-    assert not stopping.hear(10.0 + SAME_REQUEST_S / 2)  # torchrun hands on what the terminal has sent already
-    assert stopping.hear(10.0 + 2 * SAME_REQUEST_S)
+    assert not stopping.hear(signal.SIGINT, 10.0 + SAME_REQUEST_S / 2)  # torchrun hands it on
+    assert not stopping.hear(signal.SIGTERM, 10.0 + 2 * SAME_REQUEST_S)  # who starts jobs will kill, if it must be
+    assert stopping.hear(signal.SIGINT, 10.0 + 2 * SAME_REQUEST_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_heard_while_this_thread_is_in_code_that_never_returns_to_python(number):
     ended = threading.Event()
     held = threading.Lock()

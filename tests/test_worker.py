@@ -188,13 +188,13 @@ def test_a_worker_that_waits_for_the_others_ends_at_the_first_signal(start, tmp_
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["job.py"]
 
 
-def test_the_second_signal_ends_a_worker_in_the_middle_of_a_step(start, tmp_path):
+def test_an_interrupt_after_the_first_request_ends_a_worker_in_the_middle_of_a_step(start, tmp_path):
     process = start(slow=2 * PATIENCE_S, **ALONE)
     wait_for(process, "computing")
     process.send_signal(signal.SIGTERM)
     time.sleep(1.5)  # sooner would be taken for the same request, said twice
     assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75, err
     assert "ended by the second request to stop" in err

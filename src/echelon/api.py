@@ -18,6 +18,7 @@ from echelon.errors import Bug, ConfigError, Stopped, UserError
 from echelon.events import Event
 from echelon.fleet import PRELOAD, Start
 from echelon.fleet import launch as run_workers
+from echelon.fleet.streams import open_missing
 from echelon.job import Job
 from echelon.known import Known
 from echelon.plan import Plan
@@ -128,6 +129,7 @@ def _join_or_start(request: Request, what: Any, workers: Workers, port: int | No
 
 def start(request: Request, what: Any, workers: Workers, port: int | None, show: Show | None) -> Result | None:
     """Start local workers and wait for what they come to. `what` (job or main) is for a request without a source."""
+    open_missing()
     count = count_workers(workers)
     known = Known(plan=request.plan, workers=count)
     with known.told():

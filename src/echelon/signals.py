@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C in a worker that nobody of ours has started: stop after the step, or end where nothing is lost.
+"""Signals in a worker that nobody of ours has started: stop after the step, or end where nothing is lost.
 
 before anybody trains          |  while all train
-the first one ends, code 75    |  the first one asks to stop; a later one ends, code 75
+the first one ends, code 75    |  the first one asks to stop; Ctrl-C, later, ends, code 75
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OVER = 0  # what the pipe says at the end; no signal has this number
 SAME_REQUEST_S = 1.0  # one Ctrl-C may come twice: from the terminal, and from torchrun, which hands it on
 PATIENCE_S = 5.0
@@ -32,13 +32,13 @@ class Stopping:
         self.training = True
         return self._asked_at is not None
 
-    def hear(self, now: float) -> bool:
-        """A signal has come; whether it ends the process at once."""
+    def hear(self, number: int, now: float) -> bool:
+        """A signal has come; whether it ends the process at once. While all train only a person insists."""
         if not self.training:
             return True
         if self._asked_at is None:
             self._asked_at = now
-        return now - self._asked_at > SAME_REQUEST_S
+        return number == signal.SIGINT and now - self._asked_at > SAME_REQUEST_S
 
 
 @contextmanager
@@ -48,8 +48,8 @@ def stop_on_signals(stopping: Stopping, end: Callable[[], None]) -> Iterator[Non
         yield
         return
 
-    def hear() -> None:
-        if stopping.hear(time.monotonic()):
+    def hear(number: int) -> None:
+        if stopping.hear(number, time.monotonic()):
             end()
 
     listener = Listener(hear)
@@ -66,7 +66,7 @@ class Listener:
     of a signal to a pipe at the moment it comes, and a thread can read that.
     """
 
-    def __init__(self, hear: Callable[[], None]) -> None:
+    def __init__(self, hear: Callable[[int], None]) -> None:
         self._hear = hear
         handlers = {number: signal.getsignal(number) for number in SIGNALS}
         # What is ignored stays ignored; None is a handler that Python knows nothing of.
@@ -115,7 +115,7 @@ class Listener:
         while (numbers := os.read(self._reads, 64)) and OVER not in numbers:
             for number in numbers:
                 if number in self._before:
-                    self._hear()
+                    self._hear(number)
         os.close(self._reads)
 
 

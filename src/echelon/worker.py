@@ -105,7 +105,7 @@ def workers_around_us() -> int | None:
     if os.environ.get(INSIDE):
         raise ConfigError(
             "train",
-            "was called while a worker was importing the job; put the call under: if __name__ == '__main__':",
+            "was called inside a worker; at the top of the job's file, put the call under: if __name__ == '__main__':",
         )
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None

@@ -131,6 +131,15 @@ def test_the_cause_is_awaited_after_its_symptom() -> None:
     assert isinstance(verdict(commands).error, UserError)
 
 
+def test_a_checkpoint_that_is_being_written_when_a_worker_dies_is_waited_for() -> None:
+    watch = make(2)
+    watch.heard(0, event(event="saving", step=10), 1.0)
+    assert not [c for c in watch.ended(1, int(signal.SIGKILL), 2.0) if isinstance(c, Finish)]
+    assert not [c for c in watch.tick(30.0) if isinstance(c, Finish)]
+    found = verdict(watch.heard(0, event(event="checkpoint", step=10), 31.0))
+    assert "--resume --out runs/x" in str(found.error)
+
+
 def test_nothing_is_awaited_when_nobody_is_left_to_speak() -> None:
     watch = make(2)
     watch.heard(0, failed(PeerLost(1, "x")), 1.0)

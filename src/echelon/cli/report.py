@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from echelon.errors import EchelonError, Stopped, StorageFailed, encode
+from echelon.progress.words import harmless
 from echelon.result import FIELDS
 from echelon.storage import reason
 
@@ -47,7 +48,7 @@ def _speak_of(error: EchelonError) -> dict[str, Any]:
 
 
 def one_line(value: object) -> str:
-    return " ".join(str(value).split())
+    return harmless(" ".join(str(value).split()))
 
 
 def write_text(text: str) -> None:

@@ -16,7 +16,7 @@ from echelon.errors import Stopped
 
 AGAIN_S = 1.0  # signals closer than this to the first are one request
 LONGEST_S = 3600.0  # a run that goes on and on although asked to stop is ended even so
-PROGRESS = frozenset({"start", "resume", "step", "evaluate", "checkpoint", "stopped", "end"})
+PROGRESS = frozenset({"start", "resume", "step", "evaluate", "saving", "checkpoint", "stopped", "end"})
 
 
 @dataclass(kw_only=True)
@@ -30,10 +30,12 @@ class Progress:
     begun: bool = False  # before that, what is in the folder may be another run's
     saved: int = 0
     computed: int = 0  # the last step that this launch has computed
+    writes: bool = False  # rank 0 is writing a checkpoint
 
     def note(self, event: Mapping[str, Any]) -> bool:
         """Whether the event tells of progress."""
         kind = event.get("event")
+        self.writes = kind == "saving" or (self.writes and kind != "checkpoint")
         self.begun = self.begun or kind == "start"
         if kind in ("checkpoint", "resume"):
             self.saved = max(self.saved, int(event.get("step") or 0))

@@ -16,6 +16,7 @@ from echelon.fleet.stopping import Progress, Stopping
 from echelon.fleet.verdict import Finding, Weight, died, patience_s, reported, root_cause, starter_died
 
 NOTICE_EVERY_S = 10.0
+WRITING_S = 600.0  # for a checkpoint that is being written when a worker dies; the writer has the same bound
 EXIT_PATIENCE_S = 10.0  # for a process to end after it said that it is done
 
 
@@ -190,7 +191,8 @@ class Watch:
 
     def _verdict_at(self) -> float:
         faults = self._faults()
-        return faults[0].at + patience_s(faults)
+        writes = self.progress.writes and 0 in self._missing()  # what it writes is worth more than a quick end
+        return faults[0].at + (WRITING_S if writes else patience_s(faults))
 
     def _ask_to_stop(self, now: float) -> list[Command]:
         if not self.stopping.ask(now):

@@ -54,7 +54,7 @@ class Progress:
 
     def way_on(self) -> str:
         """What to do about a run that broke off."""
-        if self.run and self.resumable():
+        if self.run and (self.writes or self.resumable()):  # what is being written is waited for
             return f"go on with --resume --out {shlex.quote(self.run)}"
         return "nothing was saved yet, so start it again" if self.computed else "start it again"
 

@@ -62,10 +62,9 @@ class Calls:
         return work, lambda: [(mine, torch.stack(inputs).amax(0) if mine.numel() else mine)]
 
     def do_transposed(self, inputs, root):
-        whole = inputs[self.me].clone().repeat(2, 1)
-        mine = whole.t()
-        work = dist.all_reduce(mine.contiguous(), group=self.group, async_op=True)
-        return work, list
+        mine = inputs[self.me].repeat(2, 1).t()
+        work = dist.all_reduce(mine, group=self.group, async_op=True)
+        return work, lambda: [(mine, sum(inputs[1:], inputs[0].clone()).repeat(2, 1).t())]
 
     def do_broadcast(self, inputs, root):
         mine = inputs[self.me].clone()
@@ -249,12 +248,9 @@ def test_a_killed_peer_is_named_on_every_survivor_within_a_second(tmp_path, nume
 
 
 def test_a_silent_peer_is_named_when_the_timeout_has_passed(tmp_path):
-    parent = os.getpid()
-
     def call(rank: int) -> None:
         if rank == 1:
-            waker = f"{tmp_path}/silent"
-            Path(waker).write_text(str(os.getpid()))
+            (tmp_path / "silent").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
         dist.all_reduce(torch.ones(100_000))
 
@@ -262,7 +258,6 @@ def test_a_silent_peer_is_named_when_the_timeout_has_passed(tmp_path):
         time.sleep(4)
         os.kill(int((tmp_path / "silent").read_text()), signal.SIGCONT)
 
-    assert parent
     waking = threading.Thread(target=wake)
     waking.start()
     first, _, last = run_ranks(tmp_path, 3, failing(call), timeout_s=2)
@@ -306,6 +301,39 @@ def test_ranks_that_call_something_else_are_told_who_called_what(tmp_path, what)
     for _, fields, seconds in answers:
         assert 1 in (fields["rank"], fields["other"])
         assert seconds < 5
+
+
+@pytest.mark.parametrize("end", ["destroy_process_group", "_abort_process_group"])
+def test_nobody_waits_for_what_a_group_had_to_do_when_it_was_given_up(tmp_path, end):
+    def work(rank: int):
+        dist.barrier()
+        if rank == 1:
+            time.sleep(1)
+            return "waited elsewhere"
+        future = dist.all_reduce(torch.ones(1_000_000), async_op=True).get_future()
+        ended = threading.Event()
+        future.add_done_callback(lambda _: ended.set())
+        getattr(dist.distributed_c10d, end)()
+        assert ended.wait(1)
+        with pytest.raises(Exception, match="was lost during"):
+            future.wait()
+        return "told"
+
+    assert check(run_ranks(tmp_path, 2, work)) == ["told", "waited elsewhere"]
+
+
+@pytest.mark.parametrize("numel", [10, 1_000_000])
+def test_a_message_to_the_dead_is_not_taken_for_sent(tmp_path, numel):
+    def call(rank: int) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.6)  # until the thread has looked around
+        dist.send(torch.ones(numel), 1)
+
+    (answer, dead) = run_ranks(tmp_path, 2, failing(call))
+    assert dead is None
+    (kind, fields, _) = check([answer])[0]
+    assert (kind, fields["rank"]) == ("PeerLost", 1)
 
 
 def test_after_a_death_the_group_is_aborted_and_a_new_one_made_in_the_same_processes(tmp_path):

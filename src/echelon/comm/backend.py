@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from echelon.comm.choose import TOPOLOGIES
+from echelon.comm.collectives import TOPOLOGIES
 from echelon.comm.process_group import EchelonGroup
 from echelon.comm.rendezvous import meet
 

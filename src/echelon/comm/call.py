@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from echelon.comm.arithmetic import DTYPES, REDUCTIONS
-from echelon.comm.collectives import TOPOLOGIES
+from echelon.comm.collectives import ALL_TOPOLOGIES
 from echelon.comm.frame import Call
 
 KINDS = (
@@ -27,7 +27,7 @@ ANY_NUMEL = -1
 def encode_call(
     kind: str, topology: str, dtype: torch.dtype | None, reduction: str | None, root: int | None, numel: int
 ) -> Call:
-    op = KINDS.index(kind) * len(TOPOLOGIES) + TOPOLOGIES.index(topology)
+    op = KINDS.index(kind) * len(ALL_TOPOLOGIES) + ALL_TOPOLOGIES.index(topology)
     return Call(
         op,
         DTYPES.index(dtype) + 1 if dtype in DTYPES else 0,
@@ -39,7 +39,7 @@ def encode_call(
 
 def describe(call: Call) -> str:
     """A call as its caller would write it: `all_reduce(sum, 10 x float32, star)`."""
-    kind, _ = divmod(call.op, len(TOPOLOGIES))
+    kind, topology = divmod(call.op, len(ALL_TOPOLOGIES))
     said = []
     if call.reduce:
         said.append(REDUCTIONS[call.reduce - 1])
@@ -47,4 +47,6 @@ def describe(call: Call) -> str:
         said.append(f"{call.numel} x {str(DTYPES[call.dtype - 1]).removeprefix('torch.')}")
     if call.root >= 0:
         said.append(f"root {call.root}")
+    if KINDS[kind] != "send":
+        said.append(ALL_TOPOLOGIES[topology])
     return f"{KINDS[kind]}({', '.join(said)})"

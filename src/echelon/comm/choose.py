@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from echelon.comm.collectives import HostsKey
+from echelon.comm.collectives import TOPOLOGIES, HostsKey
 
 SMALL_BYTES = 32 << 10
 """Below, messages cost more than bytes."""
 
-TOPOLOGIES = ("direct", "ring", "tree", "star", "hier")
 _CHOICES = {
-    "all_reduce": ("direct", "ring", "tree", "star", "hier"),
-    "reduce_scatter": ("direct", "ring", "tree", "star", "hier"),
-    "all_gather": ("direct", "ring", "tree", "star", "hier"),
+    "all_reduce": TOPOLOGIES,
+    "reduce_scatter": TOPOLOGIES,
+    "all_gather": TOPOLOGIES,
     "broadcast": ("star", "ring", "tree", "hier"),
     "reduce": ("star", "ring", "tree", "hier"),
     "barrier": ("star", "tree"),

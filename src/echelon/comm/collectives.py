@@ -10,7 +10,9 @@ from functools import lru_cache
 from echelon.comm import topology as t
 from echelon.comm.topology import Move, Moves
 
-TOPOLOGIES = ("direct", "ring", "tree", "star", "hier", "exchange")
+TOPOLOGIES = ("direct", "ring", "tree", "star", "hier")
+ALL_TOPOLOGIES = (*TOPOLOGIES, "exchange")
+"""With what only two ranks can do, and nobody asks for."""
 HostsKey = tuple[tuple[int, ...], ...]
 
 
@@ -47,7 +49,7 @@ def moves_of(shape: Shape) -> Moves:
 
 
 def _all_reduce(shape: Shape) -> Moves:
-    n, everyone = shape.ranks, range(shape.ranks)
+    everyone = range(shape.ranks)
     match shape.topology:
         case "exchange":
             return t.exchange()
@@ -63,9 +65,7 @@ def _all_reduce(shape: Shape) -> Moves:
                 t.direct_all_gather(shares, heads),
                 t.hier_broadcast_inside(shape.hosts, everyone),
             )
-    scatter, gather = _reduce_scatter(shape), _all_gather(shape)
-    assert n == shape.ranks
-    return t.one_after_another(scatter, gather)
+    return t.one_after_another(_reduce_scatter(shape), _all_gather(shape))
 
 
 def _reduce_scatter(shape: Shape) -> Moves:

@@ -189,6 +189,14 @@ class Communicator:
         text: Bytes = np.frombuffer(json.dumps(encode(error)).encode(), dtype=np.uint8)
         for peer in self.others:
             self.control(peer, Header(Kind.ABORT, Call(), self.id, 0, 0, 0, 0, text.size), text)
+        self._end_all(error)
+
+    def leave(self) -> None:
+        """The group is given up here, while others may go on: nobody may wait for what it still had to do."""
+        self.failed = self.failed or PeerLost(self.name_of(self.rank), "a call of a group that it has destroyed")
+        self._end_all(self.failed)
+
+    def _end_all(self, error: EchelonError) -> None:
         for operation in (*self._collectives.values(), *self.mailbox.under_way()):
             operation.finish(error)
         self._collectives.clear()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from echelon.comm.communicator import Communicator
 from echelon.comm.fabric import Fabric
 from echelon.comm.link import Link
 from echelon.comm.operation import Operation
@@ -185,6 +186,17 @@ class Driver:
                 poll, owner = self._watch()
                 self._look([(fd, event) for fd, event in poll.poll(0) if fd in owner], owner)
             self._tell()
+
+    def leave(self, communicator: Communicator) -> bool:
+        """Give up a group and whatever is under way in it; whether it was the last."""
+        with self._lock:
+            communicator.leave()
+            self.fabric.sort_out()
+            if self._sleepers:
+                os.eventfd_write(self._wake, 1)
+            is_last = self.fabric.remove(communicator)
+        self._tell()
+        return is_last
 
     def close(self) -> None:
         """Write what is still to be written, for a while, and let go of everything."""

@@ -52,8 +52,9 @@ class Fabric:
             return not self._communicators
 
     def send(self, peer: int, header: Header, payload: Bytes | None) -> bool:
-        """Hand a frame to a link, unless others are before it or there is no room."""
-        return not self._outbox[peer] and self.links[peer].push(header, payload)
+        """Hand a frame to a link, unless others are before it, there is no room, or nobody is there to read it."""
+        link = self.links[peer]
+        return not link.lost and not self._outbox[peer] and link.push(header, payload)
 
     def control(self, peer: int, header: Header, payload: Bytes | None = None) -> None:
         """A frame that must go, now or when there is room."""
@@ -62,6 +63,8 @@ class Fabric:
 
     def _flush(self, peer: int) -> bool:
         outbox, link = self._outbox[peer], self.links[peer]
+        if link.lost:
+            outbox.clear()
         moved = False
         while outbox and link.push(*outbox[0]):
             outbox.popleft()

@@ -29,8 +29,7 @@ class Kind(IntEnum):
     ASK = 6  # are you alive, and where?
     ANSWER = 7
     ABORT = 8  # the group failed, and why
-    LEAVE = 9  # no more frames after this one
-    SKIP = 10  # the rest of a ring is empty; it goes on at its start
+    SKIP = 9  # the rest of a ring is empty; it goes on at its start
 
 
 class Call(NamedTuple):

@@ -226,7 +226,7 @@ class EchelonGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave. The last group to go takes the links with it."""
-        if self.driver.fabric.remove(self._communicator):
+        if self.driver.leave(self._communicator):
             self.driver.close()
 
 

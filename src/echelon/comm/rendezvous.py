@@ -18,7 +18,6 @@ import struct
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -41,18 +40,7 @@ _NONCE = 32
 _SHARED_MEMORY = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a rank is. Ranks with the same `host` can share memory."""
-
-    host: str
-    unix: str
-    tcp: tuple[tuple[str, int], ...] = ()
-
-
-def meet(
-    store: dist.Store, rank: int, names: Sequence[int], timeout_s: float, *, cores: int | None = None
-) -> tuple[Driver, list[str]]:
+def meet(store: dist.Store, rank: int, names: Sequence[int], timeout_s: float) -> tuple[Driver, list[str]]:
     """Link this rank to all others; what drives the links, and the host of every rank."""
     size = len(names)
     with closing(_listen_unix()) as unix:
@@ -64,13 +52,15 @@ def meet(
         with _Listeners(unix, store, is_alone=len(near) == size) as listeners:
             tcp = gathering.share("tcp", listeners.addresses) if len({h["host"] for h in hosts}) > 1 else [[]] * size
             linking = _Linking(gathering, secret, rank, near, names)
-            for peer in range(rank):
-                if peer in near:
-                    linking.connect(peer, ["\0" + hosts[peer]["unix"]])
-                else:
-                    linking.connect(peer, [tuple(address) for address in tcp[peer]])
-            linking.accept(listeners)
-    spins = SPINS if len(near) <= (cores or len(os.sched_getaffinity(0))) else SPINS // 10
+            try:
+                for peer in range(rank):
+                    is_near = peer in near
+                    linking.connect(peer, ["\0" + hosts[peer]["unix"]] if is_near else list(map(tuple, tcp[peer])))
+                linking.accept(listeners)
+            except BaseException:
+                linking.give_up()
+                raise
+    spins = SPINS if len(near) <= len(os.sched_getaffinity(0)) else SPINS // 10
     linking.done()
     driver = Driver(Fabric(rank, names, linking.links), linking.inbox, linking.wake, spins)
     return driver, [h["host"] for h in hosts]
@@ -274,8 +264,15 @@ class _Linking:
         return RingLink(peer, writer, reader, alive, [*alive, fds[1]])
 
     def done(self) -> None:
+        """The others have this rank's inbox; its descriptor is needed no more."""
         if self._fd >= 0:
             os.close(self._fd)
+
+    def give_up(self) -> None:
+        for link in self.links.values():
+            link.close()
+        os.close(self.wake)
+        self.done()
 
 
 class _Poll:

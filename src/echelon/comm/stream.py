@@ -86,8 +86,6 @@ class StreamLink:
         self._checked: Header | None = None
 
     def push(self, header: Header, payload: Bytes | None) -> bool:
-        if self.lost:
-            return True  # to nobody; whoever waits for the peer is told when it looks
         lane = self._lanes[self._sent % len(self._lanes)]
         if lane.leftover:
             self._guarded(lane.flush)

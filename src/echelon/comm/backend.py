@@ -31,14 +31,17 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
     topology = options.topology if isinstance(options, Options) else None
     default = dist.distributed_c10d.GroupMember.WORLD
     if isinstance(default, EchelonGroup):
-        return default.subgroup(torch_options.group_id, members, torch_options.timeout, topology)
+        return default.subgroup(torch_options.group_id, members, torch_options.store, torch_options.timeout, topology)
     size = torch_options.group_size
     timeout_s = torch_options.timeout.total_seconds()
     driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
-    return EchelonGroup(driver, torch_options.group_id, list(range(size)), hosts, torch_options.timeout, topology)
+    everyone = list(range(size))
+    return EchelonGroup(
+        driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
+    )
 
 
 def register() -> None:
     """Make the name known to torch, once a process."""
     if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu", "cuda"])

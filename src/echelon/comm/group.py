@@ -30,6 +30,9 @@ def transport_errors(during: str) -> Iterator[None]:
     """A transport knows only that its connection broke; the error says during what."""
     try:
         yield
+    except PeerLost as error:
+        why = error.during.partition(" (")[2]
+        raise PeerLost(error.rank, f"{during} ({why}" if why else during) from error
     except RuntimeError as error:
         text = str(error).lower()
         if _is_timeout(error):

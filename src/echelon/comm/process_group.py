@@ -23,6 +23,7 @@ from echelon.comm.memory import Memory
 from echelon.comm.message import ANYONE
 from echelon.comm.operation import Operation
 from echelon.comm.sparse import all_reduce_sparse
+from echelon.comm.traffic import Snapshot
 from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost
 
@@ -59,6 +60,11 @@ class EchelonGroup(dist.ProcessGroup):
     ) -> EchelonGroup:
         """A group of some of these ranks, on the same links."""
         return EchelonGroup(self.driver, name, members, self._host_names, timeout, wanted or self._wanted)
+
+    @property
+    def traffic(self) -> Snapshot:
+        """What this process has sent, and its calls; the difference of two of them is what happened in between."""
+        return self.driver.fabric.measure()
 
     def rank(self) -> int:
         return self._rank

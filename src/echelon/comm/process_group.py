@@ -23,7 +23,6 @@ from echelon.comm.memory import Memory
 from echelon.comm.message import ANYONE
 from echelon.comm.operation import Operation
 from echelon.comm.sparse import all_reduce_sparse
-from echelon.comm.traffic import Snapshot
 from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost
 
@@ -61,11 +60,6 @@ class EchelonGroup(dist.ProcessGroup):
         """A group of some of these ranks, on the same links."""
         return EchelonGroup(self.driver, name, members, self._host_names, timeout, wanted or self._wanted)
 
-    @property
-    def traffic(self) -> Snapshot:
-        """What this process has sent, and its calls; the difference of two of them is what happened in between."""
-        return self.driver.fabric.measure()
-
     def rank(self) -> int:
         return self._rank
 
@@ -85,6 +79,7 @@ class EchelonGroup(dist.ProcessGroup):
         self._name = name
 
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    traffic = property(lambda self: self.driver.fabric.measure(), doc="What this process has sent: a Snapshot.")
     getRank, getSize, getBackendName = rank, size, name  # noqa: N815
 
     def _asked(self, opts: Any, root: Any = None) -> Asked:

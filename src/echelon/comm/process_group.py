@@ -87,6 +87,7 @@ class EchelonGroup(dist.ProcessGroup):
         self._name = name
 
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    traffic = property(lambda self: self.driver.fabric.measure(), doc="What this process has sent: a Snapshot.")
     getRank, getSize, getBackendName = rank, size, name  # noqa: N815
 
     def _asked(self, opts: Any, root: Any = None) -> Asked:

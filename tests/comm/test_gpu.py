@@ -16,6 +16,7 @@ from torch import nn
 
 from comm.ranks import check, run_ranks
 from echelon.comm import gpu
+from echelon.comm.traffic import Traffic
 from echelon.errors import Timeout
 
 SOON = timedelta(seconds=5)
@@ -37,7 +38,8 @@ class Ours:
     """A group that sends what is not on the CPU elsewhere, if there is another."""
 
     def __init__(self, other):
-        self.elsewhere = lambda tensor: other
+        self.traffic = Traffic()
+        self.gpus = gpu.Gpus(dist.HashStore(), 0, [0], SOON, self.traffic, make=lambda *_: other)
 
     @gpu.routed
     def allreduce(self, tensors, opts=None):
@@ -49,8 +51,10 @@ def test_a_tensor_goes_where_its_device_has_a_group():
     on_cpu, away = torch.ones(2), torch.ones(2, device="meta")
     assert Ours(other).allreduce([on_cpu], 1) == "our work"
     assert Ours(None).allreduce([away], 1) == "our work"
-    assert Ours(other).allreduce([away, away], 7) == "its work"
+    ours = Ours(other)
+    assert ours.allreduce([away, away], 7) == "its work"
     assert other.asked == [("allreduce", 2, 7)]
+    assert [row.transport for row in ours.traffic.snapshot().sent] == ["nccl"]
 
 
 @pytest.mark.parametrize("found", [[], [[]], [None, 3], "text"])
@@ -66,8 +70,11 @@ def agree(monkeypatch, gpus):
 
     def ask(rank):
         said.gpu = gpus[rank]
-        group = gpu.Gpus(store, rank, range(len(gpus)), SOON, make=lambda _store, rank, *_: f"group of {rank}")
-        found[rank] = [group.group_for(torch.ones(1)), group.group_for(torch.ones(1))]
+        group = gpu.Gpus(
+            store, rank, range(len(gpus)), SOON, Traffic(), make=lambda _store, rank, *_: f"group of {rank}"
+        )
+        away = torch.ones(1, device="meta")
+        found[rank] = [group.group_for([away]), group.group_for([away])]
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(len(gpus))]
     for thread in threads:
@@ -83,9 +90,9 @@ def test_ranks_with_a_gpu_each_use_it_and_ranks_that_share_one_do_not(monkeypatc
 
 
 def test_a_rank_that_never_says_which_gpu_it_has_is_named():
-    group = gpu.Gpus(dist.HashStore(), 0, [4, 7], timedelta(seconds=0.2), make=lambda *_: None)
+    group = gpu.Gpus(dist.HashStore(), 0, [4, 7], timedelta(seconds=0.2), Traffic(), make=lambda *_: None)
     with pytest.raises(Timeout, match="rank 7"):
-        group.group_for(torch.ones(1))
+        group.group_for([torch.ones(1, device="meta")])
 
 
 @needs_gpu
@@ -159,7 +166,7 @@ def test_a_rank_with_a_gpu_of_its_own_goes_through_nccl(tmp_path):
         dist.all_gather_into_tensor(rows, tensor)
         dist.broadcast(tensor, 0)
         dist.barrier()
-        group = dist.group.WORLD.elsewhere(tensor)
+        group = dist.group.WORLD.gpus.group_for([tensor])
         return [group.name(), tensor.tolist(), rows.tolist()]
 
     assert check(run_ranks(tmp_path, 1, work)) == [["nccl", [1.0] * 5, [1.0] * 5]]

@@ -16,6 +16,7 @@ from echelon.comm.choose import choose_topology, cut
 from echelon.comm.collective import Collective
 from echelon.comm.collectives import HostsKey, Shape, pieces_of
 from echelon.comm.communicator import Communicator
+from echelon.comm.cost import predict
 from echelon.comm.drive import Driver
 from echelon.comm.frame import Call
 from echelon.comm.memory import Memory, is_same
@@ -98,6 +99,14 @@ class Calls:
     def _submit(self, operation: Operation, background: bool, size_bytes: int) -> Operation:
         self.driver.submit(operation, background=background, small=size_bytes <= SMALL_BYTES)
         return operation
+
+    def cost(self, kind: str, tensor: Tensor) -> int:
+        """The bytes that this rank is going to send for a collective of such a tensor."""
+        half = tensor.dtype in (torch.float16, torch.bfloat16)
+        cost = predict(
+            kind, hosts=self._hosts, numel=tensor.numel(), itemsize=tensor.itemsize, half=half, topology=self._wanted
+        )
+        return cost.size_bytes(self._rank)
 
     def all_reduce(self, tensor: Tensor, asked: Asked) -> Operation:
         memory = Memory(tensor)

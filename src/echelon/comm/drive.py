@@ -53,6 +53,7 @@ class Driver:
         """Begin; what nobody is going to wait for goes on for a moment, and then on the thread."""
         with self._lock:
             self.fabric.operations.append(operation)
+            self.fabric.traffic.begun_bytes += operation.predicted_bytes
         self._round()
         if background and not operation.done:
             if small:

@@ -9,7 +9,7 @@ where two ranks first send to each other and then receive.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from echelon.comm.ring_bytes import ring_bytes
+from echelon.comm.traffic import Traffic
 from echelon.errors import Timeout
 
 Make = Callable[[dist.Store, int, int, timedelta], dist.ProcessGroup]
@@ -39,18 +41,28 @@ class Gpus:
     """Of one group. `names` are its ranks as users know them."""
 
     def __init__(
-        self, store: dist.Store, rank: int, names: Sequence[int], timeout: timedelta, make: Make | None = None
+        self,
+        store: dist.Store,
+        rank: int,
+        names: Sequence[int],
+        timeout: timedelta,
+        traffic: Traffic,
+        make: Make | None = None,
     ) -> None:
         self._store = store
         self._rank = rank
         self._names = names
         self._timeout = timeout
+        self._traffic = traffic
         self._make = make or (make_nccl if dist.is_nccl_available() else None)
         self._agreed = self._make is None
         self._group: dist.ProcessGroup | None = None
 
-    def group_for(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that carries such a tensor; None: through the host."""
+    def group_for(self, args: Any) -> dist.ProcessGroup | None:
+        """The group that carries the tensors among these arguments; None: it is this one, through the host."""
+        tensor = first_tensor(args)
+        if tensor is None or tensor.device.type == "cpu":
+            return None
         if not self._agreed and self._make is not None:
             if self._each_has_its_own(identity(tensor.device)):
                 store = dist.PrefixStore("nccl", self._store)
@@ -68,6 +80,13 @@ class Gpus:
                 during = f"agreeing on how CUDA tensors travel, waiting for rank {name},"
                 raise Timeout(during, self._timeout.total_seconds()) from error
         return len({self._store.get(key) for key in keys}) == len(keys)
+
+    def count(self, op: str, args: Any) -> None:
+        """The other group is handed a call: its bytes are counted by the formula of a ring."""
+        size_bytes = sum(tensor.nbytes for tensor in tensors_in(args[:1]))
+        size = len(self._names)
+        place = op, self._names[(self._rank + 1) % size], "nccl"
+        self._traffic.by_formula(place, ring_bytes(op, size_bytes, size))
 
     def abort(self) -> None:
         if self._group is not None:
@@ -87,7 +106,7 @@ def identity(device: torch.device) -> str:
 class Routes(Protocol):
     """A group that may have another one for some tensors."""
 
-    def elsewhere(self, tensor: Tensor) -> dist.ProcessGroup | None: ...
+    gpus: Gpus
 
 
 G = TypeVar("G", bound=Routes)
@@ -100,24 +119,24 @@ def routed(method: Method[G, P]) -> Method[G, P]:
 
     @functools.wraps(method)
     def call(self: G, /, *args: P.args, **options: P.kwargs) -> dist.Work:
-        tensor = first_tensor(args)
-        if tensor is not None and tensor.device.type != "cpu":
-            other = self.elsewhere(tensor)
-            if other is not None:
-                work: dist.Work = getattr(other, method.__name__)(*args, **options)
-                return work
-        return method(self, *args, **options)
+        other = self.gpus.group_for(args)
+        if other is None:
+            return method(self, *args, **options)
+        self.gpus.count(method.__name__, args)
+        work: dist.Work = getattr(other, method.__name__)(*args, **options)
+        return work
 
     return call
 
 
-def first_tensor(args: Any) -> Tensor | None:
-    """The first tensor in arguments that are tensors, or lists of them, or lists of lists."""
+def tensors_in(args: Any) -> Iterator[Tensor]:
+    """The tensors in arguments that are tensors, or lists of them, or lists of lists."""
     for arg in args:
         if isinstance(arg, Tensor):
-            return arg
-        if isinstance(arg, (list, tuple)):
-            found = first_tensor(arg)
-            if found is not None:
-                return found
-    return None
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from tensors_in(arg)
+
+
+def first_tensor(args: Any) -> Tensor | None:
+    return next(tensors_in(args), None)

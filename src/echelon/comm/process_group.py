@@ -22,7 +22,9 @@ from echelon.comm.drive import Driver
 from echelon.comm.gpu import Gpus, routed
 from echelon.comm.memory import Memory
 from echelon.comm.message import ANYONE
+from echelon.comm.named import NamedGroup
 from echelon.comm.operation import Operation
+from echelon.comm.ring_bytes import ring_bytes
 from echelon.comm.sparse import all_reduce_sparse
 from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost
@@ -31,7 +33,7 @@ from echelon.errors import PeerLost
 # What torch's stubs declare is one of several ways in which its own code calls these methods.
 
 
-class EchelonGroup(dist.ProcessGroup):
+class EchelonGroup(NamedGroup):
     """Some ranks of a fabric, as torch sees them."""
 
     def __init__(
@@ -46,16 +48,14 @@ class EchelonGroup(dist.ProcessGroup):
         wanted: str | None = None,
     ) -> None:
         fabric = driver.fabric
-        self._rank, self._size = list(members).index(fabric.rank), len(members)
-        super().__init__(self._rank, self._size)  # type: ignore[call-arg]
+        super().__init__(list(members).index(fabric.rank), len(members), name)
         self.driver = driver
         self._wanted = wanted
-        self._name = name
         self._host_names = [host_names[member] for member in members]
         ident = hashlib.blake2b(f"{name}/{list(members)}".encode(), digest_size=8).digest()
         self._communicator = Communicator(fabric, int.from_bytes(ident, "little"), members, timeout.total_seconds())
         self._calls = Calls(driver, self._communicator, _by_host(self._host_names), wanted)
-        self._gpus = Gpus(store, self._rank, [fabric.name_of(member) for member in members], timeout)
+        self.gpus = Gpus(store, self._rank, [fabric.name_of(member) for member in members], timeout, fabric.traffic)
         fabric.add(self._communicator)
 
     def subgroup(
@@ -64,44 +64,16 @@ class EchelonGroup(dist.ProcessGroup):
         """A group of some of these ranks, on the same links."""
         return EchelonGroup(self.driver, name, members, self._host_names, store, timeout, wanted=wanted or self._wanted)
 
-    def elsewhere(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that carries such tensors in this one's place."""
-        return self._gpus.group_for(tensor)
+    def cost(self, kind: str, tensor: Tensor) -> int:
+        """The bytes that this rank is going to send for a collective of a tensor: known before it runs."""
+        if self.gpus.group_for([tensor]) is None:
+            return self._calls.cost(kind, tensor)
+        return ring_bytes(kind, tensor.nbytes, self._size)
 
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
-    def name(self) -> str:
-        return "echelon"
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return ""
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._name = name
-
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
     traffic = property(lambda self: self.driver.fabric.measure(), doc="What this process has sent: a Snapshot.")
-    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
 
     def _asked(self, opts: Any, root: Any = None) -> Asked:
-        """What options, a reduction or nothing at all say."""
-        timeout = getattr(opts, "timeout", None)
-        reduction = getattr(opts, "reduceOp", None if opts is None or hasattr(opts, "timeout") else opts)
-        return Asked(
-            timeout_s=timeout.total_seconds()
-            if timeout is not None and timeout > timedelta(0)
-            else self._communicator.timeout_s,
-            background=getattr(opts, "asyncOp", True),
-            reduction="sum" if reduction is None else reduction_name(reduction),
-            root=getattr(opts, "rootRank", 0) if root is None else root,
-        )
+        return _read_options(opts, root, self._communicator.timeout_s)
 
     def _work(self, operations: Sequence[Operation], result: Any) -> EchelonWork:
         return EchelonWork(self.driver, operations, result)
@@ -246,14 +218,26 @@ class EchelonGroup(dist.ProcessGroup):
         with self.driver.fabric.lock:
             me = self._communicator.name_of(self._rank)
             self._communicator.fail(PeerLost(me, "abort(), which it called"))
-        self._gpus.abort()
+        self.gpus.abort()
         self.shutdown()
 
     def shutdown(self) -> None:
         """Leave. The last group to go takes the links with it."""
-        self._gpus.shutdown()
+        self.gpus.shutdown()
         if self.driver.leave(self._communicator):
             self.driver.close()
+
+
+def _read_options(opts: Any, root: Any, timeout_s: float) -> Asked:
+    """What options, a reduction or nothing at all say; `timeout_s` and root 0 unless they do."""
+    timeout = getattr(opts, "timeout", None)
+    reduction = getattr(opts, "reduceOp", None if opts is None or hasattr(opts, "timeout") else opts)
+    return Asked(
+        timeout_s=timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else timeout_s,
+        background=getattr(opts, "asyncOp", True),
+        reduction="sum" if reduction is None else reduction_name(reduction),
+        root=getattr(opts, "rootRank", 0) if root is None else root,
+    )
 
 
 def _as_list(tensors: Any) -> Any:

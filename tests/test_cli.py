@@ -341,7 +341,7 @@ def test_nothing_at_all_shows_the_help(capfd: pytest.CaptureFixture[str]) -> Non
     assert "echelon doctor" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["verify"], ["replay"], ["doctor"]])
+@pytest.mark.parametrize("verb", [[], ["train"], ["verify"], ["replay"], ["doctor"], ["bench"]])
 def test_every_help_teaches_by_example_and_fits_a_terminal(capfd: pytest.CaptureFixture[str], verb: list[str]) -> None:
     with pytest.raises(SystemExit) as ending:
         main([*verb, "--help"])

@@ -17,6 +17,7 @@ a first minute:
   echelon doctor                                            is this machine ready?
   echelon train job.py --workers 4                          train `job` of job.py on 4 workers
   echelon verify job.py --plan dp --workers 4 --exact       prove that plan on your own model
+  echelon bench links --workers 4                           how fast do workers talk to each other?
   echelon COMMAND --help                                    more examples
 
 job.py needs one module-level name:
@@ -64,6 +65,24 @@ examples:
   echelon doctor --json                                     the same for a program
 
 exit code 0 if training can run on this machine, 2 if something it needs is missing.
+"""
+
+BENCH_EPILOG = """\
+examples:
+  echelon bench links                                       latency and bandwidth between 2 ranks of this machine
+"""
+
+LINKS_EPILOG = """\
+examples:
+  echelon bench links                                       2 ranks of this machine
+  echelon bench links --workers 4 --sizes 4k,1m,25m         the links of 4, and all-reduces of these sizes
+  echelon bench links --json 2>/dev/null | tail -n 1        the same for a program
+  torchrun --nnodes 2 --nproc-per-node 2 ... --no-python echelon bench links       over a network: as these ranks
+
+Row a, column b of a matrix is what rank a sends to rank b: the transport (shm: shared memory, tcp: sockets), the
+microseconds that an empty message takes, and GB/s. Then all-reduce by topology: what the moves of the topology and
+the measured links predict, beside what was counted and timed. Bytes and messages agree exactly; a time is predicted
+well if its ratio is near 1.
 """
 
 
@@ -126,7 +145,29 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--out", default="runs", metavar="DIR", help="folder whose disk to measure (default: runs)")
     _finish(doctor, "doctor")
+    _add_bench(verbs)
     return parser
+
+
+def _add_bench(verbs: Any) -> None:
+    bench = verbs.add_parser(
+        "bench",
+        help="measure what training will meet: links",
+        description="Measure what training will meet.",
+        epilog=BENCH_EPILOG,
+    )
+    subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True, parser_class=_Parser)
+    links = subjects.add_parser(
+        "links",
+        help="latency and bandwidth between ranks, all-reduce by topology",
+        description="Measure the links between ranks, and predict and time all-reduce over them.",
+        epilog=LINKS_EPILOG,
+    )
+    links.add_argument("--workers", type=_positive, metavar="N", help="number of ranks (default: 2, or torchrun's)")
+    links.add_argument(
+        "--sizes", type=_sizes, default="4k,1m,25m", metavar="S,S", help="of the all-reduces (default: 4k,1m,25m)"
+    )
+    _finish(links, "bench")
 
 
 def _add_job(parser: argparse.ArgumentParser, *, workers: int | None) -> None:
@@ -162,6 +203,12 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from echelon.bench import parse_size
+
+    return tuple(parse_size(size) for size in text.split(","))
 
 
 def _natural(text: str) -> int:

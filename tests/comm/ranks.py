@@ -1,4 +1,4 @@
-"""Runs a function on several real processes that share a group of the backend `echelon`."""
+"""Runs a function on several real processes that share a group: of the backend `echelon`, or of one to compare with."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ LIMIT_S = 60
 
 
 def run_ranks(
-    folder: Path, size: int, work: Callable[[int], Any], *, topology: str | None = None, timeout_s: float = 30
+    folder: Path,
+    size: int,
+    work: Callable[[int], Any],
+    *,
+    topology: str | None = None,
+    timeout_s: float = 30,
+    backend: str = "echelon",
+    limit_s: float = LIMIT_S,
 ) -> list[Any]:
     """By rank: `{"value": ...}` with what `work(rank)` returned (JSON), `{"error": ..., "trace": ...}` with what it
     raised, or None for one that was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    children = {_start(folder, rank, size, work, topology, timeout_s): rank for rank in range(size)}
-    deadline = time.monotonic() + LIMIT_S
+    children = {_start(folder, rank, size, work, topology, timeout_s, backend): rank for rank in range(size)}
+    deadline = time.monotonic() + limit_s
     try:
         while children and time.monotonic() < deadline:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -36,7 +43,7 @@ def run_ranks(
                 children.pop(pid, None)
             else:
                 time.sleep(0.005)
-        assert not children, f"ranks {sorted(children.values())} did not end within {LIMIT_S} s"
+        assert not children, f"ranks {sorted(children.values())} did not end within {limit_s} s"
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
@@ -46,7 +53,7 @@ def run_ranks(
 
 
 def _start(
-    folder: Path, rank: int, size: int, work: Callable[[int], Any], topology: str | None, timeout_s: float
+    folder: Path, rank: int, size: int, work: Callable[[int], Any], topology: str | None, timeout_s: float, backend: str
 ) -> int:
     pid = os.fork()
     if pid:
@@ -57,12 +64,12 @@ def _start(
         timeout = timedelta(seconds=timeout_s)
         try:
             dist.init_process_group(
-                "echelon",
+                backend,
                 store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timeout,
-                pg_options=Options(topology=topology),
+                pg_options=Options(topology=topology) if backend == "echelon" else None,
             )
             answer = {"value": work(rank)}
             if dist.is_initialized():

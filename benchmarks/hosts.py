@@ -57,6 +57,11 @@ class Hosts:
         table = Path(self.namespaces[host]).parent.parent / "net" / "dev"
         return sent_bytes(link, table)
 
+    def count_every_packet(self, link: int = 0) -> None:
+        """Packets as they would be on a wire, each with its headers, instead of up to 64 KB with one."""
+        for host in range(2):
+            self.do(host, "ip", "link", "set", f"link{link}", "gso_max_segs", "1", "gso_max_size", "1514")
+
     def shape(self, rate: str, link: int = 0) -> None:
         for host in range(2):
             self.do(host, *shaping(rate, link))

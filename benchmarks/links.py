@@ -221,6 +221,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for on_each in (2, 1):
             with two_hosts() as hosts:
+                hosts.count_every_packet()
                 found[on_each] = run_all(hosts, on_each, folder, words.pairs)
     claims = [*bytes_claims(found[2], 4), same_claim(found[2], found[1])]
     claims += [*time_claims(found[2], 4), *time_claims(found[1], 2)]

@@ -16,13 +16,19 @@ NAME = "echelon"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """For `pg_options=`: the topology of every collective that can have it; by size and place if it is None."""
+    """For `pg_options=`: the topology of every collective that can have it, by size and place if it is None; and the
+    names of the network interfaces towards other hosts, the first of them for all that goes over one only. None is the
+    interface on the way to the store and whatever else leads to a network that both hosts are in.
+    """
 
     topology: str | None = None
+    interfaces: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.topology is not None and self.topology not in TOPOLOGIES:
             raise ValueError(f"topology={self.topology!r} is none of {', '.join(TOPOLOGIES)}")
+        if self.interfaces is not None and not self.interfaces:
+            raise ValueError("interfaces=() leaves no way to another host; None means all that lead to one")
 
 
 def make_group(torch_options: Any, options: Options | None = None) -> EchelonGroup:
@@ -34,7 +40,9 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
         return default.subgroup(torch_options.group_id, members, torch_options.store, torch_options.timeout, topology)
     size = torch_options.group_size
     timeout_s = torch_options.timeout.total_seconds()
-    driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
+    options = options if isinstance(options, Options) else Options()
+    names = members or list(range(size))
+    driver, hosts = meet(torch_options.store, torch_options.group_rank, names, timeout_s, options.interfaces)
     everyone = list(range(size))
     return EchelonGroup(
         driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology

@@ -34,7 +34,13 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
         return default.subgroup(torch_options.group_id, members, torch_options.timeout, topology)
     size = torch_options.group_size
     timeout_s = torch_options.timeout.total_seconds()
-    driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
+    try:
+        driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
+    except BaseException:
+        # torch has counted this group, and names groups by the count: the next one of this process would be called
+        # otherwise than with a rank that is new, and they would wait for each other under two names.
+        dist.distributed_c10d._world.group_count = 0
+        raise
     return EchelonGroup(driver, torch_options.group_id, list(range(size)), hosts, torch_options.timeout, topology)
 
 

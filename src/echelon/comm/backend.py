@@ -41,9 +41,16 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
     size = torch_options.group_size
     timeout_s = torch_options.timeout.total_seconds()
     options = options if isinstance(options, Options) else Options()
-    names = members or list(range(size))
-    driver, hosts = meet(torch_options.store, torch_options.group_rank, names, timeout_s, options.interfaces)
     everyone = list(range(size))
+    try:
+        driver, hosts = meet(
+            torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
+        )
+    except BaseException:
+        # torch has counted this group, and names groups by the count: the next one of this process would be called
+        # otherwise than with a rank that is new, and they would wait for each other under two names.
+        dist.distributed_c10d._world.group_count = 0
+        raise
     return EchelonGroup(
         driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
     )

@@ -1,7 +1,7 @@
 """How much of communication hides behind computing: DDP on two hosts of one rank each, the link shaped so that the
 gradients take about as long as what they can hide behind.
 
-    computing alone      forward | backward of 12 layers | update
+    computing alone      forward | backward of 6 layers   | update
     communication alone                  bucket | bucket | bucket ...
     a step               forward | backward
                                     bucket | bucket | bucket ... | update
@@ -14,7 +14,7 @@ F for what is before the first bucket, C for computing and K for all buckets, no
 which is more than the larger of C and K; the bound is what our step is compared with as well. In one row K is about
 as long as the backward pass, in the other as computing as a whole.
 
-    python benchmarks/overlap.py [--json] [--steps 30]
+    python benchmarks/overlap.py [--json] [--steps 20]
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import echelon.comm  # noqa: F401 (makes the backend known)
 
-LAYERS, WIDTH, BATCH, BUCKET_MB = 12, 512, 768, 1.0
+LAYERS, WIDTH, BATCH, BUCKET_MB = 6, 512, 6144, 1.0
 TARGET = 1.15
 SHARES = {"its backward pass": 1.0, "all of its computing": 1.5}
 """What communication takes as long as, over the backward pass."""
@@ -122,7 +122,10 @@ class Rank:
 
     def communicate(self) -> None:
         """The same buckets, with nothing to hide behind."""
-        for work in [dist.all_reduce(bucket, group=self.ours, async_op=True) for bucket in self.buckets]:
+        self.send_buckets(self.ours)
+
+    def send_buckets(self, group: dist.ProcessGroup) -> None:
+        for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in self.buckets]:
             work.wait()
 
     def slowest(self, seconds: list[float]) -> list[float]:
@@ -205,7 +208,7 @@ def claim(what: str, ours: float, peer: float, target: float | None) -> dict[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="how often the contenders take turns")
+    parser.add_argument("--steps", type=int, default=20, help="how often the contenders take turns")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     for name, kind in {"--rank": int, "--folder": str, "--store": str}.items():
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)

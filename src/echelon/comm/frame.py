@@ -18,6 +18,8 @@ EAGER_BYTES = 64 << 10
 
 _LAYOUT = struct.Struct("<BBBBiqQIIQQIII")
 assert _LAYOUT.size <= HEADER_BYTES
+KEY_AT = _LAYOUT.size - 4
+"""Where in a header the key is."""
 
 
 class Kind(IntEnum):

@@ -59,7 +59,8 @@ class Driver:
             if small:
                 self._drive(operation, time.monotonic() + INLINE_S)
             if not operation.done:
-                os.eventfd_write(self._nudge, 1)
+                with self._lock:
+                    self._call_the_thread()
 
     def wait(self, operation: Operation, until: float | None = None) -> bool:
         """Drive until the operation is done, or `until` has come (False). Its own bound ends it with an error."""
@@ -72,8 +73,16 @@ class Driver:
                 with self._lock:
                     self._waiters -= 1
                     if self.fabric.operations and not self._waiters:
-                        os.eventfd_write(self._nudge, 1)
+                        self._call_the_thread()
         return operation.done
+
+    def _call_the_thread(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._nudge, 1)
+
+    def _wake_sleepers(self) -> None:
+        if self._sleepers and not self._closed:
+            os.eventfd_write(self._wake, 1)
 
     def _drive(self, operation: Operation, until: float | None) -> None:
         idle = 0
@@ -101,7 +110,7 @@ class Driver:
     def _wake_those_who_sleep(self, besides: int) -> None:
         """Something has ended, and whoever waits for it may be another thread. Under the lock."""
         if self.fabric.ended and self._sleepers > besides:
-            os.eventfd_write(self._wake, 1)
+            self._wake_sleepers()
 
     def _tell(self) -> None:
         """Call those who wanted to hear of an end. Not under the lock: what they do is theirs."""
@@ -127,6 +136,8 @@ class Driver:
     def _sleep(self, longest_s: float) -> None:
         """Until something happens on a link, or another thread moved something."""
         with self._lock:
+            if self._closed:
+                return
             self._sleepers += 1
             if self._inbox is not None:
                 self._inbox.asleep = True
@@ -158,6 +169,8 @@ class Driver:
         return poll, owner
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
+        if self._closed:
+            return  # nothing is read any more, so that all who sleep are woken
         for fd, _ in events:
             if fd in owner:
                 owner[fd].look()
@@ -165,8 +178,7 @@ class Driver:
                 _drain(fd)
         if self.fabric.has_lost:
             self.fabric.bury()
-            if self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            self._wake_sleepers()
 
     def _run(self) -> None:
         """The thread."""
@@ -199,23 +211,28 @@ class Driver:
         with self._lock:
             communicator.leave()
             self.fabric.sort_out()
-            if self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            self._wake_sleepers()
             is_last = self.fabric.remove(communicator)
         self._tell()
         return is_last
 
     def close(self) -> None:
-        """Write what is still to be written, for a while, and let go of everything."""
+        """Write what is still to be written, for a while, and let go of everything. A second time there is nothing."""
         until = time.monotonic() + LINGER_S
         while self.fabric.unsent and time.monotonic() < until:
             self._round()
             time.sleep(0.001)
-        self._closed = True
-        os.eventfd_write(self._nudge, 1)
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._nudge, 1)
+            os.eventfd_write(self._wake, 1)
         if threading.current_thread() is not self._thread:
             self._thread.join(LINGER_S)
+        # Whoever sleeps in another thread wakes now; until then the descriptors are still in use.
+        while self._sleepers and time.monotonic() < until + LINGER_S:
+            time.sleep(0.0005)
         with self._lock:
             self.fabric.close()
             self._inbox = None

@@ -3,6 +3,10 @@
 A thread of its own drives what nobody waits for, and answers when another rank asks whether this one is alive.
 
     submit: what goes at once ... wait: round, round, ... sleep, round -> done
+
+Several threads may sleep on the same descriptors, and what one of them takes out of a descriptor the others do not see
+any more. So who wakes deals with all there is, and whoever drives wakes those who sleep through something: the end of a
+call, or a lane that waits for room and that none of them watches.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class Driver:
         self._inbox = inbox
         self._wake = wake
         self._spins = spins
-        self._sleepers = 0
+        self._sleeping: dict[int, frozenset[int]] = {}
+        """Of every thread that sleeps: the event descriptor that wakes it, and what it watches for room to write."""
+        self._spare: list[int] = []
         self._waiters = 0
         self._closed = False
         self._nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -88,15 +94,24 @@ class Driver:
                 return
             self._look_at_the_clock(operation, now)
             bounds = [operation.deadline, operation.ask_at, now + BACKSTOP_S, *([] if until is None else [until])]
-            self._sleep(min(bounds) - now if now < operation.deadline else LOOK_S)
+            if self._sleep(min(bounds) - now if now < operation.deadline else LOOK_S):
+                idle = 0
 
     def _round(self) -> bool:
         with self._lock:
             moved = self.fabric.round()
-            if self.fabric.ended and self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            if self._sleeping and (self.fabric.ended or (self.fabric.unsent and self._is_unwatched())):
+                self._wake_all()
         self._tell()
         return moved
+
+    def _is_unwatched(self) -> bool:
+        watched = frozenset().union(*self._sleeping.values())
+        return any(writes and fd not in watched for link in self.fabric.links.values() for fd, writes in link.watched())
+
+    def _wake_all(self) -> None:
+        for bed in self._sleeping:
+            os.eventfd_write(bed, 1)
 
     def _tell(self) -> None:
         """Call those who wanted to hear of an end. Not under the lock: what they do is theirs."""
@@ -119,37 +134,45 @@ class Driver:
                 operation.ask_at = operation.deadline
                 operation.communicator.suspicion.ask(operation)
 
-    def _sleep(self, longest_s: float) -> None:
-        """Until something happens on a link, or another thread moved something."""
+    def _sleep(self, longest_s: float) -> bool:
+        """Until something happens on a link, or another thread moved something; whether there was something to do."""
         with self._lock:
-            self._sleepers += 1
+            bed = self._spare.pop() if self._spare else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._sleeping[bed] = frozenset()
             if self._inbox is not None:
                 self._inbox.asleep = True
             fence()
             moved = self.fabric.round() or self.fabric.make_way() or self.fabric.has_lost
-            poll, owner = self._watch()
+            poll, owner, written = self._watch()
+            poll.register(bed, select.POLLIN)
+            self._sleeping[bed] = written
         events: list[tuple[int, int]] = []
         try:
             if not moved:
                 events = poll.poll(max(0.0, longest_s) * 1000)
         finally:
             with self._lock:
-                self._sleepers -= 1
-                if not self._sleepers and self._inbox is not None:
+                del self._sleeping[bed]
+                _drain(bed)
+                self._spare.append(bed)
+                if not self._sleeping and self._inbox is not None:
                     self._inbox.asleep = False
         with self._lock:
-            self._look(events, owner)
-        self._tell()
+            self._look([(fd, event) for fd, event in events if fd != bed], owner)
+        return self._round() or moved
 
-    def _watch(self) -> tuple[select.poll, dict[int, Link]]:
+    def _watch(self) -> tuple[select.poll, dict[int, Link], frozenset[int]]:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         owner: dict[int, Link] = {}
+        written = set()
         for link in self.fabric.links.values():
             for fd, writes in link.watched():
                 poll.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
                 owner[fd] = link
-        return poll, owner
+                if writes:
+                    written.add(fd)
+        return poll, owner, frozenset(written)
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
         for fd, _ in events:
@@ -159,8 +182,7 @@ class Driver:
                 _drain(fd)
         if self.fabric.has_lost:
             self.fabric.bury()
-            if self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            self._wake_all()
 
     def _run(self) -> None:
         """The thread."""
@@ -183,17 +205,16 @@ class Driver:
         elif not self._waiters and not self._closed:
             self._round()
             with self._lock:
-                poll, owner = self._watch()
+                poll, owner, _ = self._watch()
                 self._look([(fd, event) for fd, event in poll.poll(0) if fd in owner], owner)
-            self._tell()
+            self._round()
 
     def leave(self, communicator: Communicator) -> bool:
         """Give up a group and whatever is under way in it; whether it was the last."""
         with self._lock:
             communicator.leave()
             self.fabric.sort_out()
-            if self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            self._wake_all()
             is_last = self.fabric.remove(communicator)
         self._tell()
         return is_last
@@ -206,14 +227,16 @@ class Driver:
             time.sleep(0.001)
         self._closed = True
         os.eventfd_write(self._nudge, 1)
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            self._wake_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(LINGER_S)
         with self._lock:
             self.fabric.close()
             self._inbox = None
-            os.close(self._nudge)
-            os.close(self._wake)
+            for fd in (self._nudge, self._wake, *self._spare):
+                os.close(fd)
+            self._spare.clear()
 
 
 def _drain(fd: int) -> None:

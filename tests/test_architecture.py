@@ -229,7 +229,9 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["echelon", "echelon.cli", "echelon.plan", "echelon.job", "echelon.fleet"])
+@pytest.mark.parametrize(
+    "module", ["echelon", "echelon.cli", "echelon.plan", "echelon.job", "echelon.fleet", "echelon.bench"]
+)
 def test_importing_it_does_not_import_torch(module: str) -> None:
     heavy = "{'torch', 'numpy', 'safetensors', 'rich', 'psutil'}"
     assert run_python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))") == "[]"

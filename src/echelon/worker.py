@@ -142,13 +142,27 @@ def port_wanted() -> int | None:
     return int(port) if port else None
 
 
+def meeting_around_us() -> Meeting:
+    """Where the workers that torchrun has started find each other."""
+    from echelon.comm import Meeting
+
+    environment = os.environ
+    workers = _number("WORLD_SIZE", least=1)
+    return Meeting(
+        rank=_number("RANK", most=workers - 1),
+        size=workers,
+        host=environment.get("MASTER_ADDR") or "127.0.0.1",
+        port=port_wanted() or DEFAULT_PORT,
+        serve=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
 def run_joined(request: Request, job: Any) -> dict[str, Any]:
     """Be one of torchrun's workers."""
-    from echelon.comm import Meeting
     from echelon.one_worker import run_one
     from echelon.place import Place
 
-    environment = os.environ
     workers = _number("WORLD_SIZE", least=1)
     rank = _number("RANK", most=workers - 1)
     place = Place(
@@ -158,23 +172,11 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
         local_workers=_number("LOCAL_WORLD_SIZE", least=1, most=workers, default=workers),
         cores=len(os.sched_getaffinity(0)),
     )
-    port = port_wanted() or DEFAULT_PORT
-
-    def meeting() -> Meeting:
-        return Meeting(
-            rank=rank,
-            size=workers,
-            host=environment.get("MASTER_ADDR") or "127.0.0.1",
-            port=port,
-            serve=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        )
-
     stopping = Stopping()
     line = TerminalLine(stopping, rank)
     with stop_on_signals(stopping, lambda: _end_at_once(request, rank, stopping, line)):
         try:
-            return run_one(request, place, meeting, lambda: _checked(job), line)
+            return run_one(request, place, meeting_around_us, lambda: _checked(job), line)
         except PeerLost as error:
             # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
             sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")

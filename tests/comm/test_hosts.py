@@ -15,26 +15,9 @@ import torch.distributed as dist
 
 from comm.ranks import check, run_ranks
 from comm.test_backend import stress
-from echelon.comm import rendezvous
 from echelon.comm.frame import Call, Header, Kind
 from echelon.comm.stream import StreamLink
 from echelon.errors import PeerLost
-
-
-@pytest.fixture
-def spread(monkeypatch):
-    """`spread(2)`: ranks 0 and 1 on one host, 2 and 3 on the next."""
-
-    def spread(on_each: int) -> None:
-        def meet(store, rank, *rest):
-            monkeypatch.setattr(rendezvous, "_host_id", lambda: f"host {rank // on_each}")
-            monkeypatch.setattr(rendezvous, "_own_addresses", lambda _store: ["127.0.0.1"])
-            return real(store, rank, *rest)
-
-        real = rendezvous.meet
-        monkeypatch.setattr("echelon.comm.backend.meet", meet)
-
-    return spread
 
 
 @pytest.mark.parametrize(("size", "on_each"), [(2, 1), (4, 2), (3, 2), (3, 1)])
@@ -73,8 +56,7 @@ def test_bytes_between_hosts_are_those_of_two_single_ranks(tmp_path, spread):
 
     def work(rank: int):
         dist.all_reduce(torch.ones(1_000_000))
-        rows = dist.group.WORLD.driver.fabric.traffic.rows
-        return sum(size for (_, _, transport), (size, _) in rows.items() if transport == "tcp")
+        return sum(row.size_bytes for row in dist.group.WORLD.traffic.sent if row.transport == "tcp")
 
     assert check(run_ranks(tmp_path, 4, work)) == [4_000_000, 0, 4_000_000, 0]
 

@@ -1,4 +1,4 @@
-"""The `echelon` command: words in, an exit code out. What it does is done by `api`, `proof` and `doctor`.
+"""The `echelon` command: words in, an exit code out. What it does is done by `api`, `proof`, `doctor` and `bench`.
 
 Nothing heavy is imported before a verb needs it: `--help` and a wrong option answer at once.
 """
@@ -25,7 +25,6 @@ LATER = (
     "cost",
     "skew",
     "checkpoints",
-    "bench",
     "plan",
     "simulate",
     "watch",
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.time() if argv is not None else _process_start()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
-    nothing = unknown(proof=words[:1] == ["verify"])
+    nothing = unknown(proof=words[:1] == ["verify"]) if words[:1] != ["bench"] else {}
     try:
         code = _run(words, started)
     except KeyboardInterrupt:
@@ -71,6 +70,7 @@ def _run(words: list[str], started: float) -> int:
         "verify": _verify,
         "replay": _replay,
         "doctor": _doctor,
+        "bench": _bench,
     }
     return verbs[options.verb](options)
 
@@ -90,6 +90,7 @@ def _train(options: argparse.Namespace) -> int:
             out=options.out,
             resume=options.resume,
             port=options.port,
+            backend=options.backend,
             show=show,
             started=options.started,
         )
@@ -111,6 +112,7 @@ def _verify(options: argparse.Namespace) -> int:
             workers=options.workers,
             steps=options.steps,
             exact=options.exact,
+            backend=options.backend,
             show=show,
             started=options.started,
         )
@@ -148,6 +150,19 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         write_text(doctor.verdict(findings))
     return 0 if doctor.can_train(findings) else ConfigError.exit_code
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from echelon.bench import bench_links
+    from echelon.progress import progress
+
+    with contextlib.closing(progress(sys.stderr)) as show:
+        found = bench_links(workers=options.workers, sizes=options.sizes, show=show)
+    if found is not None and options.json:
+        write_json(found.to_dict())
+    elif found is not None:
+        write_text(found.text())
+    return 0
 
 
 def _process_start() -> float:

@@ -7,6 +7,7 @@ import importlib.metadata
 from typing import Any, NoReturn
 
 from echelon.errors import ConfigError
+from echelon.request import BACKENDS
 
 DESCRIPTION = """\
 Train PyTorch models on many workers, and prove that the result is what one process would have computed."""
@@ -16,6 +17,7 @@ a first minute:
   echelon doctor                                            is this machine ready?
   echelon train job.py --workers 4                          train `job` of job.py on 4 workers
   echelon verify job.py --plan dp --workers 4 --exact       prove that plan on your own model
+  echelon bench links --workers 4                           how fast do workers talk to each other?
   echelon COMMAND --help                                    more examples
 
 job.py needs one module-level name:
@@ -31,6 +33,7 @@ examples:
   echelon train job.py --workers 4 --steps 100              four workers, at most 100 steps
   echelon train job.py:small --workers 2                    the job called `small` in that file
   echelon train job.py --workers 4 --exact                  the same bits as with any other number of workers
+  echelon train job.py --workers 4 --plan dp+tree           gradients summed along a tree
   echelon train job.py --out runs/a                         then stop it with Ctrl-C, and go on, on fewer workers:
   echelon train job.py --out runs/a --resume --workers 2
   echelon train job.py --json 2>/dev/null | tail -n 1       the result as one JSON object
@@ -63,6 +66,27 @@ examples:
 
 exit code 0 if training can run on this machine, 2 if something it needs is missing.
 """
+
+BENCH_EPILOG = """\
+examples:
+  echelon bench links                                       latency and bandwidth between 2 ranks of this machine
+"""
+
+LINKS_EPILOG = """\
+examples:
+  echelon bench links                                       2 ranks of this machine
+  echelon bench links --workers 4 --sizes 4k,1m,25m         the links of 4, and all-reduces of these sizes
+  echelon bench links --json 2>/dev/null | tail -n 1        the same for a program
+  torchrun --nnodes 2 --nproc-per-node 2 ... --no-python echelon bench links       over a network: as these ranks
+
+Row a, column b of a matrix is what rank a sends to rank b: the transport (shm: shared memory, tcp: sockets), the
+microseconds that an empty message takes, and GB/s. Then all-reduce by topology: what the moves of the topology and
+the measured links predict, beside what was counted and timed. Bytes and messages agree exactly; a time is predicted
+well if its ratio is near 1.
+"""
+
+
+PLANS = "dp, dp+ring, dp+tree, dp+star, dp+hier"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,18 +145,43 @@ def build_parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--out", default="runs", metavar="DIR", help="folder whose disk to measure (default: runs)")
     _finish(doctor, "doctor")
+    _add_bench(verbs)
     return parser
+
+
+def _add_bench(verbs: Any) -> None:
+    bench = verbs.add_parser(
+        "bench",
+        help="measure what training will meet: links",
+        description="Measure what training will meet.",
+        epilog=BENCH_EPILOG,
+    )
+    subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True, parser_class=_Parser)
+    links = subjects.add_parser(
+        "links",
+        help="latency and bandwidth between ranks, all-reduce by topology",
+        description="Measure the links between ranks, and predict and time all-reduce over them.",
+        epilog=LINKS_EPILOG,
+    )
+    links.add_argument("--workers", type=_positive, metavar="N", help="number of ranks (default: 2, or torchrun's)")
+    links.add_argument(
+        "--sizes", type=_sizes, default="4k,1m,25m", metavar="S,S", help="of the all-reduces (default: 4k,1m,25m)"
+    )
+    _finish(links, "bench")
 
 
 def _add_job(parser: argparse.ArgumentParser, *, workers: int | None) -> None:
     """`workers` if nothing is said; None: as many as torchrun has started, or 1."""
     parser.add_argument("target", metavar="FILE[:job]", help="Python file, and the job's name in it (default: job)")
-    parser.add_argument("--plan", default="dp", metavar="P", help="how to train (default: dp, today the only one)")
+    parser.add_argument("--plan", default="dp", metavar="P", help=f"how to train: {PLANS} (default: dp)")
     parser.add_argument(
         "--workers", type=_workers, default=workers, metavar="N", help=f"number of workers (default: {workers or 1})"
     )
     parser.add_argument("--exact", action="store_true", help="the same bits on any number of workers")
     parser.add_argument("--steps", type=_positive, metavar="S", help="steps, in place of what the job says")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default=BACKENDS[0], help=f"what carries the bytes (default: {BACKENDS[0]})"
+    )
 
 
 def _finish(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -154,6 +203,12 @@ def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from echelon.bench import parse_size
+
+    return tuple(parse_size(size) for size in text.split(","))
 
 
 def _natural(text: str) -> int:

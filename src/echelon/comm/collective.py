@@ -6,16 +6,13 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from echelon.comm.buffer import Buffer
-from echelon.comm.frame import FRAME_BYTES, Call, Header, Kind
+from echelon.comm.frame import EAGER_BYTES, FRAME_BYTES, Call, Header, Kind
 from echelon.comm.operation import Operation
 from echelon.comm.program import Action, Program
 from echelon.comm.ring import Bytes
 
 if TYPE_CHECKING:
     from echelon.comm.communicator import Communicator
-
-EAGER_BYTES = 64 << 10
-"""So much goes to a peer that may not have called yet; for more, it says that it is ready first."""
 
 
 class Collective(Operation):
@@ -32,7 +29,7 @@ class Collective(Operation):
         buffer: Buffer,
         timeout_s: float,
     ) -> None:
-        super().__init__(communicator, name, timeout_s)
+        super().__init__(communicator, name, timeout_s, op=name)
         self.seq = seq
         self.call = call
         self.stash: defaultdict[int, deque[tuple[Header, Bytes]]] = defaultdict(deque)
@@ -54,6 +51,7 @@ class Collective(Operation):
         for action in self._actions:
             side = (action.sends, action.peer)
             totals[side] = totals.get(side, 0) + self._pieces[action.piece].count * self._buffer.itemsize(action)
+        self.predicted_bytes = sum(size for (sends, _), size in totals.items() if sends)
         large = [side for side, size in totals.items() if size > EAGER_BYTES]
         return {peer for sends, peer in large if not sends}, {peer for sends, peer in large if sends}
 
@@ -93,26 +91,23 @@ class Collective(Operation):
             return False
         piece = self._pieces[action.piece]
         limit = self._limit(action, piece.count)
-        at = self._position[place]
-        if at >= limit and (piece.count or any(not self._finished[other] for other in action.after)):
+        at, step = self._position[place], FRAME_BYTES // self._buffer.itemsize(action)
+        if min(at + step, piece.count) > limit or (not piece.count and self._must_wait(action)):
             return False
         source, item = self._buffer.source(action), self._buffer.itemsize(action)
         call = self.call if self.call.numel >= 0 else self.call._replace(numel=piece.count)
-        step = FRAME_BYTES // item
         moved = False
-        while True:
-            upto = min(at + step, limit)
+        # Only whole frames, so that how many there are is known before.
+        while (upto := min(at + step, piece.count)) <= limit:
             header = Header(Kind.DATA, call, self.communicator.id, self.seq, action.move, 0, at, (upto - at) * item)
             payload = source[at * item : upto * item] if source is not None else None
-            if not self.communicator.send(action.peer, header, payload, self.name):
+            if not self.communicator.send(self, action.peer, header, payload):
                 break
             moved = True
             at = self._position[place] = upto
             if at >= piece.count:
                 self._sends.remove(place)
                 self._finish(place)
-                break
-            if at >= limit:
                 break
         return moved
 
@@ -127,7 +122,7 @@ class Collective(Operation):
         upto = at + header.size // self._buffer.itemsize(action)
         assert self._position[place] == at
         assert upto <= piece.count
-        if self._limit(action, upto) < upto or (not piece.count and self._limit_is_open(action)):
+        if self._limit(action, upto) < upto or (not piece.count and self._must_wait(action)):
             return False
         if header.size:
             self._buffer.put(action, at, upto, payload)
@@ -136,7 +131,7 @@ class Collective(Operation):
             self._finish(place)
         return True
 
-    def _limit_is_open(self, action: Action) -> bool:
+    def _must_wait(self, action: Action) -> bool:
         return any(not self._finished[other] for other in action.after)
 
     # -- the end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -79,12 +80,13 @@ class Communicator:
 
     # -- what operations ask for
 
-    def send(self, peer: int, header: Header, payload: Bytes | None, op: str) -> bool:
+    def send(self, operation: Operation, peer: int, header: Header, payload: Bytes | None) -> bool:
         member = self.members[peer]
         if not self.fabric.send(member, header, payload):
             return False
-        if header.size:
-            self.fabric.traffic.count(op, self.name_of(peer), self.fabric.links[member].transport, header.size)
+        place = operation.op, self.name_of(peer), self.fabric.links[member].transport
+        self.fabric.traffic.count(place, header.size)
+        operation.handed[place] = time.monotonic()
         return True
 
     def control(self, peer: int, header: Header, payload: Bytes | None = None) -> None:

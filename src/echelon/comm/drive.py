@@ -59,6 +59,7 @@ class Driver:
         """Begin; what nobody is going to wait for goes on for a moment, and then on the thread."""
         with self._lock:
             self.fabric.operations.append(operation)
+            self.fabric.traffic.begun_bytes += operation.predicted_bytes
         self._round()
         if background and not operation.done:
             if small:
@@ -146,6 +147,8 @@ class Driver:
             poll, owner, written = self._watch()
             poll.register(bed, select.POLLIN)
             self._sleeping[bed] = written
+            if self.fabric.ended:
+                self._wake_all()
         events: list[tuple[int, int]] = []
         try:
             if not moved:

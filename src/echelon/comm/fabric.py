@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from echelon.comm.communicator import Communicator
 from echelon.comm.frame import Header
 from echelon.comm.link import Link
-from echelon.comm.meter import Traffic
 from echelon.comm.operation import Operation
 from echelon.comm.ring import Bytes
+from echelon.comm.traffic import Snapshot, Traffic
 
 
 class Fabric:
@@ -37,6 +37,11 @@ class Fabric:
 
     def name_of(self, member: int) -> int:
         return self._names[member]
+
+    def measure(self) -> Snapshot:
+        """What was sent up to now, by all groups together."""
+        with self.lock:
+            return self.traffic.snapshot()
 
     def add(self, communicator: Communicator) -> None:
         """From now on frames of this group find it; those that came before it was made, too."""

@@ -13,9 +13,13 @@ from typing import NamedTuple
 HEADER_BYTES = 64
 FRAME_BYTES = 256 << 10
 """The most payload a frame carries: large enough to make the header cheap, small enough to stay in a cache."""
+EAGER_BYTES = 64 << 10
+"""So much goes to a peer that may not have called yet; for more, it says that it is ready first."""
 
 _LAYOUT = struct.Struct("<BBBBiqQIIQQIII")
 assert _LAYOUT.size <= HEADER_BYTES
+KEY_AT = _LAYOUT.size - 4
+"""Where in a header the key is."""
 
 
 class Kind(IntEnum):

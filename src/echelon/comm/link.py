@@ -15,8 +15,10 @@ class Link(Protocol):
 
     peer: int
     transport: str
-    lost: str | None
-    """Why no more frames will come, once that is known; frames that came before may still be there."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why no more frames will come, once that is known; frames that came before may still be there."""
 
     def push(self, header: Header, payload: Bytes | None) -> bool: ...
 

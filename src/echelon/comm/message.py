@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from echelon.comm.arithmetic import Array
-from echelon.comm.collective import EAGER_BYTES
-from echelon.comm.frame import FRAME_BYTES, Call, Header, Kind
+from echelon.comm.frame import EAGER_BYTES, FRAME_BYTES, Call, Header, Kind
 from echelon.comm.operation import Operation
 from echelon.comm.ring import Bytes
 
@@ -26,10 +25,11 @@ class Sending(Operation):
     def __init__(
         self, communicator: Communicator, peer: int, tag: int, data: Array, call: Call, timeout_s: float
     ) -> None:
-        super().__init__(communicator, f"send to rank {communicator.name_of(peer)}", timeout_s)
+        super().__init__(communicator, f"send to rank {communicator.name_of(peer)}", timeout_s, op="send")
         self.peer = peer
         self.number = communicator.next_message()
         self._tag = tag
+        self.predicted_bytes = data.size
         self._data = data
         self._call = call
         self._offered = False
@@ -64,7 +64,7 @@ class Sending(Operation):
         # For an offer the place of the offset says how much will come in all.
         offset = self._data.size if kind is Kind.OFFER else self._at
         header = Header(kind, self._call, self.communicator.id, self.number, 0, self._tag, offset, size)
-        return self.communicator.send(self.peer, header, payload if size else None, "send")
+        return self.communicator.send(self, self.peer, header, payload if size else None)
 
     def _end(self) -> None:
         self.communicator.mailbox.sent(self)
@@ -81,7 +81,7 @@ class Receiving(Operation):
         self, communicator: Communicator, peer: int, tag: int, data: Array, call: Call, timeout_s: float
     ) -> None:
         whom = "anyone" if peer == ANYONE else f"rank {communicator.name_of(peer)}"
-        super().__init__(communicator, f"receive from {whom}", timeout_s)
+        super().__init__(communicator, f"receive from {whom}", timeout_s, op="receive")
         self.peer = peer
         self.tag = tag
         self.call = call

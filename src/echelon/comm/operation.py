@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from echelon.comm.traffic import Place
+
 if TYPE_CHECKING:
     from echelon.comm.communicator import Communicator
 
@@ -17,9 +19,13 @@ ASK_S = 1.0
 class Operation:
     """What every call has: a bound, an end, and those who want to hear of it."""
 
-    def __init__(self, communicator: Communicator, name: str, timeout_s: float) -> None:
+    predicted_bytes = 0
+    """The payload that this rank is going to send, known before any of it is sent."""
+
+    def __init__(self, communicator: Communicator, name: str, timeout_s: float, *, op: str) -> None:
         self.communicator = communicator
         self.name = name
+        self.op = op
         self.timeout_s = timeout_s
         self.began = time.monotonic()
         self.deadline = self.began + timeout_s
@@ -27,6 +33,8 @@ class Operation:
         self.done = False
         self.told = False
         self.error: Exception | None = None
+        self.handed: dict[Place, float] = {}
+        """When the last message of it was handed over, by peer and transport."""
         self._then: list[Callable[[], None]] = []
         self._before_end: Callable[[], None] | None = None
 
@@ -37,6 +45,11 @@ class Operation:
                 self._before_end()
             self.error = error
             self.done = True
+            handed_s = {place: moment - self.began for place, moment in self.handed.items()}
+            elapsed_s = time.monotonic() - self.began
+            self.communicator.fabric.traffic.ended(
+                self.op, elapsed_s, handed_s, failed=error is not None, predicted_bytes=self.predicted_bytes
+            )
 
     def before_end(self, call: Callable[[], None]) -> None:
         """Something to do with the result before anybody hears that it is there."""

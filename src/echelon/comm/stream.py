@@ -17,6 +17,8 @@ import numpy as np
 from echelon.comm.frame import FRAME_BYTES, HEADER_BYTES, Header, unpack_from
 from echelon.comm.ring import Bytes
 
+Parts = Sequence[memoryview | bytearray]
+"""A frame as it is written: header, payload."""
 _BUFFER_BYTES = 2 * (FRAME_BYTES + HEADER_BYTES)
 
 
@@ -34,7 +36,7 @@ class Lane:
         self.stop = 0
         self._awaited = 1
 
-    def write(self, parts: Sequence[memoryview | bytearray]) -> None:
+    def write(self, parts: Parts) -> None:
         """Write as much as goes; keep a copy of the rest."""
         size = sum(len(part) for part in parts)
         try:
@@ -94,6 +96,8 @@ class StreamLink:
         self._sent = 0
         self._received = 0
         self._checked: Header | None = None
+        self.on_wire: Callable[[Parts], Parts] | None = None
+        """What happens to a frame on its way, where a test has it so (faulty_link.py)."""
 
     def push(self, header: Header, payload: Bytes | None) -> bool:
         lane = self._lanes[self._sent % len(self._lanes)]
@@ -104,8 +108,8 @@ class StreamLink:
         packed = bytearray(HEADER_BYTES)
         checksum = zlib.crc32(payload.data) if payload is not None else 0
         header._replace(checksum=checksum, key=self._key).pack_into(packed, 0)
-        parts: list[memoryview | bytearray] = [packed] if payload is None else [packed, payload.data]
-        self._guarded(partial(lane.write, parts))
+        parts: Parts = [packed] if payload is None else [packed, payload.data]
+        self._guarded(partial(lane.write, self.on_wire(parts) if self.on_wire is not None else parts))
         self._sent += 1
         return True
 

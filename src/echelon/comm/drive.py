@@ -3,6 +3,10 @@
 A thread of its own drives what nobody waits for, and answers when another rank asks whether this one is alive.
 
     submit: what goes at once ... wait: round, round, ... sleep, round -> done
+
+Several threads may sleep on the same descriptors, and what one of them takes out of a descriptor the others do not see
+any more. So who wakes deals with all there is, and whoever drives wakes those who sleep through something: the end of a
+call, or a lane that waits for room and that none of them watches.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class Driver:
         self._inbox = inbox
         self._wake = wake
         self._spins = spins
-        self._sleepers = 0
+        self._sleeping: dict[int, frozenset[int]] = {}
+        """Of every thread that sleeps: the event descriptor that wakes it, and what it watches for room to write."""
+        self._spare: list[int] = []
         self._waiters = 0
         self._closed = False
         self._nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -80,10 +86,6 @@ class Driver:
         if not self._closed:
             os.eventfd_write(self._nudge, 1)
 
-    def _wake_sleepers(self) -> None:
-        if self._sleepers and not self._closed:
-            os.eventfd_write(self._wake, 1)
-
     def _drive(self, operation: Operation, until: float | None) -> None:
         idle = 0
         while not operation.done:
@@ -98,19 +100,24 @@ class Driver:
                 return
             self._look_at_the_clock(operation, now)
             bounds = [operation.deadline, operation.ask_at, now + BACKSTOP_S, *([] if until is None else [until])]
-            self._sleep(min(bounds) - now if now < operation.deadline else LOOK_S)
+            if self._sleep(min(bounds) - now if now < operation.deadline else LOOK_S):
+                idle = 0
 
     def _round(self) -> bool:
         with self._lock:
             moved = self.fabric.round()
-            self._wake_those_who_sleep(besides=0)
+            if self._sleeping and (self.fabric.ended or (self.fabric.unsent and self._is_unwatched())):
+                self._wake_all()
         self._tell()
         return moved
 
-    def _wake_those_who_sleep(self, besides: int) -> None:
-        """Something has ended, and whoever waits for it may be another thread. Under the lock."""
-        if self.fabric.ended and self._sleepers > besides:
-            self._wake_sleepers()
+    def _is_unwatched(self) -> bool:
+        watched = frozenset().union(*self._sleeping.values())
+        return any(writes and fd not in watched for link in self.fabric.links.values() for fd, writes in link.watched())
+
+    def _wake_all(self) -> None:
+        for bed in self._sleeping:
+            os.eventfd_write(bed, 1)
 
     def _tell(self) -> None:
         """Call those who wanted to hear of an end. Not under the lock: what they do is theirs."""
@@ -133,44 +140,53 @@ class Driver:
                 operation.ask_at = operation.deadline
                 operation.communicator.suspicion.ask(operation)
 
-    def _sleep(self, longest_s: float) -> None:
-        """Until something happens on a link, or another thread moved something."""
+    def _sleep(self, longest_s: float) -> bool:
+        """Until something happens on a link, or another thread moved something; whether there was something to do."""
         with self._lock:
             if self._closed:
-                return
-            self._sleepers += 1
+                return False
+            bed = self._spare.pop() if self._spare else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._sleeping[bed] = frozenset()
             if self._inbox is not None:
                 self._inbox.asleep = True
             fence()
             moved = self.fabric.round() or self.fabric.make_way() or self.fabric.has_lost
-            self._wake_those_who_sleep(besides=1)
-            poll, owner = self._watch()
+            poll, owner, written = self._watch()
+            poll.register(bed, select.POLLIN)
+            self._sleeping[bed] = written
+            if self.fabric.ended:
+                self._wake_all()
         events: list[tuple[int, int]] = []
         try:
             if not moved:
                 events = poll.poll(max(0.0, longest_s) * 1000)
         finally:
             with self._lock:
-                self._sleepers -= 1
-                if not self._sleepers and self._inbox is not None:
+                del self._sleeping[bed]
+                _drain(bed)
+                self._spare.append(bed)
+                if not self._sleeping and self._inbox is not None:
                     self._inbox.asleep = False
         with self._lock:
-            self._look(events, owner)
-        self._tell()
+            self._look([(fd, event) for fd, event in events if fd != bed], owner)
+        return self._round() or moved
 
-    def _watch(self) -> tuple[select.poll, dict[int, Link]]:
+    def _watch(self) -> tuple[select.poll, dict[int, Link], frozenset[int]]:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         owner: dict[int, Link] = {}
+        written = set()
         for link in self.fabric.links.values():
             for fd, writes in link.watched():
                 poll.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
                 owner[fd] = link
-        return poll, owner
+                if writes:
+                    written.add(fd)
+        return poll, owner, frozenset(written)
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
         if self._closed:
-            return  # nothing is read any more, so that all who sleep are woken
+            return  # its descriptors are about to go
         for fd, _ in events:
             if fd in owner:
                 owner[fd].look()
@@ -178,7 +194,7 @@ class Driver:
                 _drain(fd)
         if self.fabric.has_lost:
             self.fabric.bury()
-            self._wake_sleepers()
+            self._wake_all()
 
     def _run(self) -> None:
         """The thread."""
@@ -191,7 +207,6 @@ class Driver:
                 for operation in waiting:
                     self._look_at_the_clock(operation, now)
                 self._sleep(LOOK_S if any(now >= operation.deadline for operation in waiting) else IDLE_S)
-                self._round()  # the wake-up that it may have taken was for all who sleep
 
     def _idle(self) -> None:
         """Nothing to drive, or somebody else drives."""
@@ -202,16 +217,16 @@ class Driver:
         elif not self._waiters and not self._closed:
             self._round()
             with self._lock:
-                poll, owner = self._watch()
+                poll, owner, _ = self._watch()
                 self._look([(fd, event) for fd, event in poll.poll(0) if fd in owner], owner)
-            self._tell()
+            self._round()
 
     def leave(self, communicator: Communicator) -> bool:
         """Give up a group and whatever is under way in it; whether it was the last."""
         with self._lock:
             communicator.leave()
             self.fabric.sort_out()
-            self._wake_sleepers()
+            self._wake_all()
             is_last = self.fabric.remove(communicator)
         self._tell()
         return is_last
@@ -227,17 +242,18 @@ class Driver:
                 return
             self._closed = True
             os.eventfd_write(self._nudge, 1)
-            os.eventfd_write(self._wake, 1)
+            self._wake_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(LINGER_S)
         # Whoever sleeps in another thread wakes now; until then the descriptors are still in use.
-        while self._sleepers and time.monotonic() < until + LINGER_S:
+        while self._sleeping and time.monotonic() < until + LINGER_S:
             time.sleep(0.0005)
         with self._lock:
             self.fabric.close()
             self._inbox = None
-            os.close(self._nudge)
-            os.close(self._wake)
+            for fd in (self._nudge, self._wake, *self._spare):
+                os.close(fd)
+            self._spare.clear()
 
 
 def _drain(fd: int) -> None:

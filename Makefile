@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench results docs clean
+.PHONY: help setup demo test soak lint bench results docs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,6 +23,9 @@ demo: $(READY)  ## train a small classifier on two workers
 test: lint  ## the checks, then every test: what CI runs
 	@echo "== pytest"
 	@$(BIN)/python -m pytest
+
+soak: $(READY)  ## the long campaigns against the backend: thousands of random operations, hundreds of deaths
+	@$(BIN)/python -m pytest -m soak
 
 lint: $(READY)  ## ruff, mypy and the layers
 	@echo "== ruff check"

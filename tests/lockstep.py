@@ -14,7 +14,7 @@ import torch
 from echelon.agree import Again, Applied, Skipped
 from echelon.assemble import Parts, assemble, prepare
 from echelon.checkpoint import digest
-from echelon.comm import Meter
+from echelon.comm.meter import RingMeter
 from echelon.job import Job
 from echelon.layout import StepResult, model_tensors
 from echelon.plan import Plan
@@ -36,14 +36,11 @@ class LockstepGroup:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.meter = Meter()
+        self.meter = RingMeter(size, "nowhere")
         self.waiting: list[torch.Tensor] = []
 
-    def cost_of_sum(self, tensor: torch.Tensor) -> int:
-        return tensor.nbytes if self.size > 1 else 0
-
     def sum(self, tensor: torch.Tensor, during: str) -> Summed:
-        self.meter.add(self.cost_of_sum(tensor))
+        self.meter.begin("all_reduce", tensor)
         self.waiting.append(tensor)
         return Summed()
 

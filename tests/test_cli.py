@@ -89,15 +89,35 @@ def last_object(out: str) -> dict[str, Any]:
 
 
 def test_train_passes_on_what_was_said(calls: Calls) -> None:
-    line = "train job.py:small --plan dp+zero2 --workers 4 --exact --steps 9 --out r --resume --port 4321"
+    line = (
+        "train job.py:small --plan dp+zero2 --workers 4 --exact --steps 9 --out r --resume --port 4321 --backend gloo"
+    )
     assert main(line.split()) == 0
-    options = {"plan": "dp+zero2", "workers": 4, "exact": True, "steps": 9, "out": "r", "resume": True, "port": 4321}
+    options = {
+        "plan": "dp+zero2",
+        "workers": 4,
+        "exact": True,
+        "steps": 9,
+        "out": "r",
+        "resume": True,
+        "port": 4321,
+        "backend": "gloo",
+    }
     assert calls.made == [(("job.py:small",), options)]
 
 
 def test_train_leaves_to_the_job_what_was_not_said(calls: Calls) -> None:
     assert main(["train", "job.py"]) == 0
-    options = {"plan": "dp", "workers": None, "exact": False, "steps": None, "out": None, "resume": False, "port": None}
+    options = {
+        "plan": "dp",
+        "workers": None,
+        "exact": False,
+        "steps": None,
+        "out": None,
+        "resume": False,
+        "port": None,
+        "backend": "echelon",
+    }
     assert calls.made == [(("job.py",), options)]
 
 
@@ -233,7 +253,9 @@ def test_an_interrupt_before_training_ends_as_stopped(calls: Calls, capfd: pytes
 def test_verify_prints_the_report_of_an_equal_plan(calls: Calls, capfd: pytest.CaptureFixture[str]) -> None:
     calls.outcome = Report(PROVED)
     assert main(["verify", "job.py", "--plan", "dp+zero1", "--workers", "3", "--steps", "5", "--exact"]) == 0
-    assert calls.made == [(("job.py",), {"plan": "dp+zero1", "workers": 3, "steps": 5, "exact": True})]
+    assert calls.made == [
+        (("job.py",), {"plan": "dp+zero1", "workers": 3, "steps": 5, "exact": True, "backend": "echelon"})
+    ]
     assert capfd.readouterr() == ("the report\n", "")
 
 

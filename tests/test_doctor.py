@@ -20,7 +20,7 @@ FULL: dict[str, Any] = {
     "torch": {"version": "2.13.0+cpu", "seconds": 2.2},
     "numpy": {"version": "2.4.6", "seconds": 0.1},
     "safetensors": {"version": "0.8.0", "seconds": 0.1},
-    "gloo": True,
+    "distributed": True,
     "nccl": False,
     "cuda_build": None,
     "gpus": [],
@@ -77,8 +77,8 @@ def test_what_is_needed_and_not_there_is_missing_and_says_how_to_get_it(
     assert advice in finding.advice
 
 
-def test_a_torch_without_gloo_cannot_train() -> None:
-    assert not doctor.can_train(list(software.check_needed({**FULL, "gloo": False})))
+def test_a_torch_without_distributed_cannot_train() -> None:
+    assert not doctor.can_train(list(software.check_needed({**FULL, "distributed": False})))
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -285,11 +285,11 @@ def test_the_command_says_whether_this_machine_can_train(
     monkeypatch.setattr(software, "probe", lambda: FULL)
     assert main(["doctor", "--out", str(tmp_path)]) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("ready to train")
-    monkeypatch.setattr(software, "probe", lambda: {**FULL, "gloo": False})
+    monkeypatch.setattr(software, "probe", lambda: {**FULL, "distributed": False})
     assert main(["doctor", "--json", "--out", str(tmp_path)]) == 2
     values = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert values["ok"] is False
-    assert [finding["name"] for finding in values["findings"] if finding["needed"]] == ["gloo"]
+    assert [finding["name"] for finding in values["findings"] if finding["needed"]] == ["distributed"]
 
 
 def test_the_doctor_itself_never_imports_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

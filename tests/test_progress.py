@@ -26,6 +26,7 @@ from echelon.progress.status import bar, status
 from echelon.progress.tally import Tally
 
 START = {"event": "start", "plan": "dp4+zero2", "workers": 4, "steps": 1000, "run": "runs/demo", "parameters": 34826}
+SUMS = {"op": "all_reduce", "bytes": 2_000_000, "transports": ["shm", "tcp"], "calls": 1000, "seconds": 1.5}
 END = {"event": "end", "steps": 1000, "seconds": 12.34, "loss": 0.3412, "digest": "ab" * 32, "run": "runs/demo"}
 
 
@@ -257,6 +258,14 @@ def test_the_summary_gives_loss_digest_steps_seconds_and_folder() -> None:
         ({"event": "resume", "step": 120, "path": "r/c"}, "resumed  after step 120  r/c"),
         ({"event": "evaluate", "step": 9, "metrics": {"acc": 0.5}}, "step 9  evaluated  acc 0.5000"),
         ({"event": "waiting", "message": "for rank 3"}, "waiting: for rank 3"),
+        (
+            {"event": "traffic", "bytes": 2_000_000, "predicted": 2_000_000, "by": [SUMS | {"bytes": 0}, SUMS]},
+            "sent     2.0 MB  all_reduce 2.0 MB shm+tcp in 1,000 calls of 1.5 ms",
+        ),
+        (
+            {"event": "traffic", "bytes": 2_000_000, "predicted": 1_000_000, "by": [SUMS | {"seconds": 0.0}]},
+            "sent     2.0 MB (predicted 1.0 MB)  all_reduce 2.0 MB shm+tcp",
+        ),
         ({"event": "rebalance", "message": "rank 1 gets 1 slice"}, "rebalance: rank 1 gets 1 slice"),
     ],
 )

@@ -23,8 +23,9 @@ from echelon.job import Job
 from echelon.known import Known
 from echelon.plan import Plan
 from echelon.plan.available import resolve_available
+from echelon.plan.parts import listed
 from echelon.progress import progress
-from echelon.request import Request, Script, Source
+from echelon.request import BACKENDS, Request, Script, Source
 from echelon.result import Result
 from echelon.runs import claim
 
@@ -45,16 +46,18 @@ def train(
     steps: int | None = None,
     resume: bool = False,
     port: int | None = None,
+    backend: str = BACKENDS[0],
     show: Show | None = None,
 ) -> Result:
     """Train `job` by `plan` on `workers` local processes, or as one of torchrun's workers when started by it.
 
-    Raises a typed error (see errors.py) when something is wrong; `Stopped` when asked to stop, after saving.
+    Raises a typed error (see errors.py) when something is wrong; `Stopped` when asked to stop, after saving. `backend`
+    is what carries the bytes: our own, or gloo.
     """
     if not isinstance(job, Job):
         raise ConfigError("job", f"must be an echelon.Job; got {type(job).__name__}")
     source = find_source(job)
-    request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume)
+    request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume, backend=backend)
     result = _join_or_start(request, job, workers, port, show)
     assert result is not None, "a job always has a result"
     return result
@@ -70,6 +73,7 @@ def launch(
     out: str | Path | None = None,
     resume: bool = False,
     port: int | None = None,
+    backend: str = BACKENDS[0],
     show: Show | None = None,
 ) -> Result | None:
     """Call `main(run)` on every worker: a training loop of one's own (see own.py). None if it never called
@@ -85,7 +89,8 @@ def launch(
             f"pp{plan.pp}", "a loop of one's own cannot be cut into stages; describe it as an echelon.Job"
         )
     source = find_source(main)
-    request = replace(make_request(plan, source, exact=exact, steps=None, out=out, resume=resume), seed=seed)
+    request = make_request(plan, source, exact=exact, steps=None, out=out, resume=resume, backend=backend)
+    request = replace(request, seed=seed)
     return _join_or_start(request, main, workers, port, show)
 
 
@@ -99,6 +104,7 @@ def train_file(
     out: str | Path | None = None,
     resume: bool = False,
     port: int | None = None,
+    backend: str = BACKENDS[0],
     show: Show | None = None,
     started: float | None = None,
 ) -> Result | None:
@@ -108,7 +114,9 @@ def train_file(
     from echelon.worker import be_inside, rank_around_us, workers_around_us
 
     source = Source.parse(target)
-    request = make_request(plan, source, exact=exact, steps=steps, out=out, resume=resume, started=started)
+    request = make_request(
+        plan, source, exact=exact, steps=steps, out=out, resume=resume, started=started, backend=backend
+    )
     around = workers_around_us()
     if around is None:
         return start(request, None, workers, port, show)
@@ -290,12 +298,19 @@ def make_request(
     out: str | Path | None,
     resume: bool,
     started: float | None = None,
+    backend: str = BACKENDS[0],
 ) -> Request:
     """Parse the plan, check the options: the values that every worker is given."""
     if steps is not None and (isinstance(steps, bool) or steps < 1):
         raise ConfigError("steps", f"must be a whole number, at least 1; got {steps!r}")
+    plan = Plan.of(plan)
+    if backend not in BACKENDS:
+        raise ConfigError("backend", f"there are {listed(BACKENDS)}; got {backend!r}")
+    if plan.topology and backend != BACKENDS[0]:
+        raise ConfigError(plan.topology, f"is how {BACKENDS[0]} sends; leave one of the two out: it, or {backend}")
     return Request(
-        plan=str(Plan.of(plan)),
+        plan=str(plan),
+        backend=backend,
         exact=exact,
         steps=steps,
         out=str(out) if out is not None else "",

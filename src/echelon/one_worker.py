@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from echelon.assemble import prepare
-from echelon.comm import Meeting, join, leave
+from echelon.comm import Group, Meeting, join, leave
 from echelon.errors import ConfigError, Diverged, EchelonError, UserError, users_code
 from echelon.job import Job
 from echelon.own import Run, StopAsked
@@ -53,12 +53,17 @@ def _train_job(
     plan = Plan.parse(request.plan)
     prepared = prepare(job, plan, workers=place.workers, device=device, exact=request.exact, merge=request.merge)
     line.meet()
-    session = Session(request, prepared, join(meeting(), device, place.backend(device)), line)
+    session = Session(request, prepared, _join(request, place, meeting, device), line)
     try:
         stopped = session.train()
         return {"result": session.finish(stopped=stopped).to_dict(), "stopped": stopped}
     finally:
         session.close()
+
+
+def _join(request: Request, place: Place, meeting: Callable[[], Meeting], device: torch.device) -> Group:
+    topology = Plan.parse(request.plan).topology
+    return join(meeting(), device, place.backend(request.backend, device), topology)
 
 
 def _call_main(
@@ -70,7 +75,7 @@ def _call_main(
     device: torch.device,
 ) -> dict[str, Any]:
     line.meet()
-    group = join(meeting(), device, place.backend(device))
+    group = _join(request, place, meeting, device)
     run = Run(
         rank=place.rank,
         workers=place.workers,

@@ -32,11 +32,13 @@ class Place:
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
-    def backend(self, device: torch.device) -> str:
-        """NCCL refuses two ranks on one GPU; gloo then moves their tensors through the host."""
-        if device.type == "cuda" and self.local_workers <= torch.cuda.device_count():
+    def backend(self, asked: str, device: torch.device) -> str:
+        """What torch calls the backend that was asked for. NCCL refuses two ranks on one GPU; gloo then moves their
+        tensors through the host.
+        """
+        if asked == "gloo" and device.type == "cuda" and self.local_workers <= torch.cuda.device_count():
             return "cpu:gloo,cuda:nccl"
-        return "gloo"
+        return asked
 
     def threads(self, exact: bool) -> int:
         """One in exact mode (two change the bits of sums), and in a fork (torch's thread pool does not survive one)."""

@@ -16,6 +16,8 @@ from echelon.errors import ConfigError, UserError, headline, user_trace
 from echelon.job import Job
 from echelon.randomness import Generators
 
+BACKENDS = ("echelon", "gloo")
+"""What may carry the bytes between workers; the first unless told otherwise."""
 MODULE = "__echelon_job__"
 IMPORT_SEED = 0
 
@@ -139,10 +141,11 @@ class Script:
 class Request:
     """One training run, as every worker is told of it. `out` is its folder (empty: rank 0 knows), as people call it,
     seen from `base`, where the command was given: the job's file may go elsewhere. `name` is what a folder for it is
-    called by. `record`: a folder to write each step's tensors to (verify).
+    called by. `record`: a folder to write each step's tensors to (verify). `backend`: what carries the bytes.
     """
 
     plan: str = "dp"
+    backend: str = BACKENDS[0]
     exact: bool = False
     steps: int | None = None
     out: str = ""

@@ -25,6 +25,7 @@ from echelon.result import Result
 from echelon.resume import Checkpoints, Resumed, identity
 from echelon.roster import agree_on_weights, describe, fingerprint, meet, remarks
 from echelon.runs import set_aside
+from echelon.sent import add_up
 from echelon.slices import Course
 
 
@@ -179,7 +180,8 @@ class Session:
             self._evaluate(committed)
         self.save()
         module = self._prepared.module
-        sent = sum(self._group.gather(self._group.meter.sent_bytes, "adding up the bytes sent"))
+        sent = add_up(self._group)
+        self._report(sent)
         prints = self._group.gather(fingerprint(module), "comparing final weights")
         if len(set(prints)) > 1:
             remedy = (
@@ -199,7 +201,7 @@ class Session:
             seconds=self._finished - self._began,
             step_ms=median_step_ms(self._seconds),
             start_ms=max(0.0, (self._began_at - self._request.started) * 1000),
-            bytes_sent=sent,
+            bytes_sent=sent["bytes"],
             plan=str(Plan.parse(self._request.plan)),
             workers=self._group.size,
             run=self._name,

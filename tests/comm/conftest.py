@@ -1,4 +1,4 @@
-"""What several files of tests use."""
+"""What several tests of the backend share."""
 
 from __future__ import annotations
 

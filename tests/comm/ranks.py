@@ -1,4 +1,4 @@
-"""Runs a function on several real processes that share a group of the backend `echelon`."""
+"""Runs a function on several real processes that share a group: of the backend `echelon`, or of one to compare with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,36 @@ LIMIT_S = 60
 
 
 def run_ranks(
-    folder: Path, size: int, work: Callable[[int], Any], *, topology: str | None = None, timeout_s: float = 30
+    folder: Path,
+    size: int,
+    work: Callable[[int], Any],
+    *,
+    topology: str | None = None,
+    timeout_s: float = 30,
+    backend: str = "echelon",
+    limit_s: float = LIMIT_S,
 ) -> list[Any]:
     """By rank: `{"value": ...}` with what `work(rank)` returned (JSON), `{"error": ..., "trace": ...}` with what it
     raised, or None for one that was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    children = {_start(folder, rank, size, work, topology, timeout_s): rank for rank in range(size)}
-    deadline = time.monotonic() + LIMIT_S
+
+    def member(rank: int) -> Any:
+        dist.init_process_group(
+            backend,
+            store=dist.FileStore(str(folder / "store"), size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            pg_options=Options(topology=topology) if backend == "echelon" else None,
+        )
+        value = work(rank)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return value
+
+    children = {start(folder, str(rank), partial(member, rank)): rank for rank in range(size)}
+    deadline = time.monotonic() + limit_s
     try:
         while children and time.monotonic() < deadline:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -36,45 +59,40 @@ def run_ranks(
                 children.pop(pid, None)
             else:
                 time.sleep(0.005)
-        assert not children, f"ranks {sorted(children.values())} did not end within {LIMIT_S} s"
+        assert not children, f"ranks {sorted(children.values())} did not end within {limit_s} s"
     finally:
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    answers = [folder / f"answer-{rank}" for rank in range(size)]
-    return [json.loads(answer.read_text()) if answer.exists() else None for answer in answers]
+        end(children)
+    return [answer_of(folder, str(rank)) for rank in range(size)]
 
 
-def _start(
-    folder: Path, rank: int, size: int, work: Callable[[int], Any], topology: str | None, timeout_s: float
-) -> int:
+def start(folder: Path, name: str, work: Callable[[], Any]) -> int:
+    """A process that does this and leaves its answer under its name."""
     pid = os.fork()
     if pid:
         return pid
     try:
         torch.set_num_threads(1)
-        store = dist.FileStore(str(folder / "store"), size)
-        timeout = timedelta(seconds=timeout_s)
         try:
-            dist.init_process_group(
-                "echelon",
-                store=store,
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-                pg_options=Options(topology=topology),
-            )
-            answer = {"value": work(rank)}
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            answer = {"value": work()}
         except BaseException as error:  # noqa: BLE001 (told to the parent)
             answer = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        beside = folder / f"writing-{rank}"
+        beside = folder / f"writing-{name}"
         beside.write_text(json.dumps(answer))
-        beside.rename(folder / f"answer-{rank}")
+        beside.rename(folder / f"answer-{name}")
     finally:
         os._exit(0)
     raise AssertionError
+
+
+def end(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def answer_of(folder: Path, name: str) -> Any:
+    answer = folder / f"answer-{name}"
+    return json.loads(answer.read_text()) if answer.exists() else None
 
 
 def check(answers: list[Any]) -> list[Any]:

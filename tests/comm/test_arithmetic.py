@@ -36,12 +36,21 @@ def test_two_values_are_combined_as_torch_does(dtype, reduction):
     assert torch.equal(out, TORCH[reduction](one, other))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_mean_of_complex_values_is_that_of_their_parts(dtype):
+    total = torch.tensor([10 - 7j, complex(float("inf"), 1), 0.1 + 0.7j], dtype=dtype)
+    expected = torch.view_as_real(total) / 3
+    arithmetic_of(dtype, "avg").finish(Memory(total).array, 3)
+    assert torch.equal(torch.view_as_real(total), expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "reduction", "why"),
     [
         (torch.float32, "band", "for integers"),
         (torch.bfloat16, "bxor", "for integers"),
         (torch.complex64, "max", "not defined"),
+        (torch.bool, "avg", "not defined"),
         (torch.float8_e4m3fn, "sum", "cannot be reduced"),
     ],
 )

@@ -69,6 +69,40 @@ def test_any_number_of_processes_gives_the_same_bits(train, expected, name, work
     assert train(JOBS[name](), workers).digest == expected(name)
 
 
+@pytest.mark.parametrize("topology", ["ring", "tree", "star", "hier"])
+def test_every_topology_gives_the_same_bits(train, expected, topology):
+    assert train(JOBS["dense"](), 3, plan=f"dp+{topology}").digest == expected("dense")
+
+
+def test_gloo_can_be_asked_for_and_gives_the_same_bits(train, expected):
+    assert train(JOBS["dense"](), 2, backend="gloo").digest == expected("dense")
+    (traffic,) = (e for e in train.shown if e["event"] == "traffic")
+    assert {name for row in traffic["by"] for name in row["transports"]} == {"gloo"}
+
+
+def test_what_cannot_carry_the_bytes_is_refused(train):
+    with pytest.raises(ConfigError, match="backend: there are echelon and gloo; got 'mpi'"):
+        train(JOBS["dense"](), 2, backend="mpi")
+    with pytest.raises(ConfigError, match="tree: is how echelon sends"):
+        train(JOBS["dense"](), 2, plan="dp+tree", backend="gloo")
+
+
+@pytest.mark.parametrize("plan", ["dp", "dp+tree"])
+def test_a_run_says_what_it_sent_and_it_is_what_was_predicted(train, tmp_path, plan):
+    result = train(JOBS["dense"](), 3, plan=plan)
+    log = events(tmp_path / "run")
+    (traffic,) = (e for e in log if e["event"] == "traffic")
+    assert traffic["bytes"] == traffic["predicted"] == result.bytes_sent == sum(r["bytes"] for r in traffic["rows"])
+    sums = next(row for row in traffic["by"] if row["op"] == "all_reduce")
+    assert sums["bytes"] == sums["predicted"] > 0
+    assert sums["transports"] == ["shm"]
+    assert sums["calls"] >= STEPS
+    assert 0 < sums["seconds"] < 60
+    # Every step says what its calls send; after the last one only small things are agreed on.
+    of_steps = sum(e["bytes"] for e in log if e["event"] == "step")
+    assert sums["bytes"] <= of_steps <= traffic["bytes"]
+
+
 def own_loop(run):
     model, optimizer, batches = run.prepare(
         Dense(), adamw, Noisy(), batch=BATCH, slices=SLICES, steps=STEPS, clip=0.5, schedule=warm_up, seed=11

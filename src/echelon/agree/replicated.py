@@ -114,12 +114,12 @@ class Replicated:
         tail = Tail(
             losses=[(loss.index, loss.total, loss.weight) for loss in self._result.losses],
             flags=flags,
-            sent_bytes=self._group.meter.sent_bytes + pending_bytes - self._sent_before,
+            sent_bytes=self._group.meter.begun_bytes + pending_bytes - self._sent_before,
             extras=self._sum.mine(),
             present=[there for bucket in self._sum.buckets for there in bucket.present],
             rows=self._statistics.rows,
         )
-        self._sent_before = self._group.meter.sent_bytes + pending_bytes
+        self._sent_before = self._group.meter.begun_bytes + pending_bytes
         if self._group.size == 1:
             self._alone = of_one(tail, self._shape)
         else:

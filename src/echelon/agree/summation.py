@@ -105,7 +105,7 @@ class _Summation:
         bucket = self.buckets[index]
         if index == len(self.buckets) - 1:
             assert self._write_tail is not None
-            self._write_tail(self._group.cost_of_sum(bucket.wire))
+            self._write_tail(self._group.meter.cost("all_reduce", bucket.wire))
         self._sent.append(self._group.sum(bucket.wire, f"the gradients' all-reduce, bucket {index}"))
 
     def close(self) -> None:

@@ -90,6 +90,7 @@ def _train(options: argparse.Namespace) -> int:
             out=options.out,
             resume=options.resume,
             port=options.port,
+            backend=options.backend,
             show=show,
             started=options.started,
         )
@@ -111,6 +112,7 @@ def _verify(options: argparse.Namespace) -> int:
             workers=options.workers,
             steps=options.steps,
             exact=options.exact,
+            backend=options.backend,
             show=show,
             started=options.started,
         )

@@ -7,6 +7,7 @@ import importlib.metadata
 from typing import Any, NoReturn
 
 from echelon.errors import ConfigError
+from echelon.request import BACKENDS
 
 DESCRIPTION = """\
 Train PyTorch models on many workers, and prove that the result is what one process would have computed."""
@@ -32,6 +33,7 @@ examples:
   echelon train job.py --workers 4 --steps 100              four workers, at most 100 steps
   echelon train job.py:small --workers 2                    the job called `small` in that file
   echelon train job.py --workers 4 --exact                  the same bits as with any other number of workers
+  echelon train job.py --workers 4 --plan dp+tree           gradients summed along a tree
   echelon train job.py --out runs/a                         then stop it with Ctrl-C, and go on, on fewer workers:
   echelon train job.py --out runs/a --resume --workers 2
   echelon train job.py --json 2>/dev/null | tail -n 1       the result as one JSON object
@@ -82,6 +84,9 @@ microseconds that an empty message takes, and GB/s. Then all-reduce by topology:
 the measured links predict, beside what was counted and timed. Bytes and messages agree exactly; a time is predicted
 well if its ratio is near 1.
 """
+
+
+PLANS = "dp, dp+ring, dp+tree, dp+star, dp+hier"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -168,12 +173,15 @@ def _add_bench(verbs: Any) -> None:
 def _add_job(parser: argparse.ArgumentParser, *, workers: int | None) -> None:
     """`workers` if nothing is said; None: as many as torchrun has started, or 1."""
     parser.add_argument("target", metavar="FILE[:job]", help="Python file, and the job's name in it (default: job)")
-    parser.add_argument("--plan", default="dp", metavar="P", help="how to train (default: dp, today the only one)")
+    parser.add_argument("--plan", default="dp", metavar="P", help=f"how to train: {PLANS} (default: dp)")
     parser.add_argument(
         "--workers", type=_workers, default=workers, metavar="N", help=f"number of workers (default: {workers or 1})"
     )
     parser.add_argument("--exact", action="store_true", help="the same bits on any number of workers")
     parser.add_argument("--steps", type=_positive, metavar="S", help="steps, in place of what the job says")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default=BACKENDS[0], help=f"what carries the bytes (default: {BACKENDS[0]})"
+    )
 
 
 def _finish(parser: argparse.ArgumentParser, verb: str) -> None:

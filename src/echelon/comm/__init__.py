@@ -7,7 +7,8 @@ from echelon.comm.backend import Options, register
 from echelon.comm.group import Group, Pending
 from echelon.comm.join import Meeting, join, leave
 from echelon.comm.meter import Meter
+from echelon.comm.traffic import Snapshot
 
-__all__ = ["Group", "Meeting", "Meter", "Options", "Pending", "join", "leave"]
+__all__ = ["Group", "Meeting", "Meter", "Options", "Pending", "Snapshot", "join", "leave"]
 
 register()

@@ -70,7 +70,9 @@ class Arithmetic:
             if total.dtype.kind in "iu":
                 np.floor_divide(total, ranks, out=total)
             else:
-                np.divide(total, ranks, out=total)
+                # Complex values part by part: NumPy would multiply by a reciprocal, and make NaN of what is infinite.
+                parts = total.view(total.real.dtype)
+                np.divide(parts, ranks, out=parts)
 
 
 def arithmetic_of(dtype: torch.dtype, reduction: str) -> Arithmetic:
@@ -80,7 +82,7 @@ def arithmetic_of(dtype: torch.dtype, reduction: str) -> Arithmetic:
     kind = numpy_dtype(dtype).kind
     if reduction in _BITWISE and (kind not in "iub" or dtype == torch.bfloat16):
         raise ValueError(f"{reduction} is for integers and bool, not for {dtype}")
-    if reduction in ("min", "max") and kind == "c":
+    if (reduction in ("min", "max") and kind == "c") or (reduction == "avg" and kind == "b"):
         raise ValueError(f"{reduction} is not defined for {dtype}")
     wide = np.dtype(np.float32) if dtype in (torch.float16, torch.bfloat16) else None
     if dtype == torch.bfloat16:
@@ -95,7 +97,7 @@ def arithmetic_of(dtype: torch.dtype, reduction: str) -> Arithmetic:
 
 def _ufunc(kind: str, reduction: str) -> Callable[..., Any]:
     if kind == "b":
-        return {"sum": np.logical_or, "avg": np.logical_or, "max": np.logical_or, "bor": np.logical_or,
+        return {"sum": np.logical_or, "max": np.logical_or, "bor": np.logical_or,
                 "bxor": np.logical_xor}.get(reduction, np.logical_and)  # fmt: skip
     return {
         "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,

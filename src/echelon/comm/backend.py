@@ -20,21 +20,26 @@ NAME = "echelon"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """For `pg_options=`: the topology of every collective that can have it; by size and place if it is None. `faults`,
-    for tests, happen on the links of this rank, and are the default group's to have (faults.py).
+    """For `pg_options=`: the topology of every collective that can have it, by size and place if it is None; and the
+    names of the network interfaces towards other hosts, the first of them for all that goes over one only. None is the
+    interface on the way to the store and whatever else leads to a network that both hosts are in. `faults`, for tests,
+    happen on the links of this rank (faults.py). Interfaces and faults are the default group's to say.
     """
 
     topology: str | None = None
+    interfaces: tuple[str, ...] | None = None
     faults: str | tuple[Rule, ...] = ()
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        return parse_faults(self.faults) if isinstance(self.faults, str) else self.faults
 
     def __post_init__(self) -> None:
         if self.topology is not None and self.topology not in TOPOLOGIES:
             raise ValueError(f"topology={self.topology!r} is none of {', '.join(TOPOLOGIES)}")
+        if self.interfaces is not None and not self.interfaces:
+            raise ValueError("interfaces=() leaves no way to another host; None means all that lead to one")
         assert isinstance(self.rules, tuple)  # and what is no rule is refused here
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return parse_faults(self.faults) if isinstance(self.faults, str) else self.faults
 
 
 def make_group(torch_options: Any, options: Options | None = None) -> EchelonGroup:
@@ -44,13 +49,24 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
     topology = options.topology
     default = dist.distributed_c10d.GroupMember.WORLD
     if isinstance(default, EchelonGroup):
-        return default.subgroup(torch_options.group_id, members, torch_options.timeout, topology)
+        return default.subgroup(torch_options.group_id, members, torch_options.store, torch_options.timeout, topology)
     size = torch_options.group_size
     timeout_s = torch_options.timeout.total_seconds()
-    driver, hosts = meet(torch_options.store, torch_options.group_rank, members or list(range(size)), timeout_s)
-    if options.rules:
-        _make_faulty(driver, options.rules)
-    return EchelonGroup(driver, torch_options.group_id, list(range(size)), hosts, torch_options.timeout, topology)
+    everyone = list(range(size))
+    try:
+        driver, hosts = meet(
+            torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
+        )
+        if options.rules:
+            _make_faulty(driver, options.rules)
+    except BaseException:
+        # torch has counted this group, and names groups by the count: the next one of this process would be called
+        # otherwise than with a rank that is new, and they would wait for each other under two names.
+        dist.distributed_c10d._world.group_count = 0
+        raise
+    return EchelonGroup(
+        driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
+    )
 
 
 def _make_faulty(driver: Driver, rules: tuple[Rule, ...]) -> None:
@@ -64,4 +80,4 @@ def _make_faulty(driver: Driver, rules: tuple[Rule, ...]) -> None:
 def register() -> None:
     """Make the name known to torch, once a process."""
     if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu", "cuda"])

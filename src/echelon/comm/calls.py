@@ -16,6 +16,7 @@ from echelon.comm.choose import choose_topology, cut
 from echelon.comm.collective import Collective
 from echelon.comm.collectives import HostsKey, Shape, pieces_of
 from echelon.comm.communicator import Communicator
+from echelon.comm.cost import predict
 from echelon.comm.drive import Driver
 from echelon.comm.frame import Call
 from echelon.comm.memory import Memory, is_same
@@ -99,6 +100,14 @@ class Calls:
         self.driver.submit(operation, background=background, small=size_bytes <= SMALL_BYTES)
         return operation
 
+    def cost(self, kind: str, tensor: Tensor) -> int:
+        """The bytes that this rank is going to send for a collective of such a tensor."""
+        half = tensor.dtype in (torch.float16, torch.bfloat16)
+        cost = predict(
+            kind, hosts=self._hosts, numel=tensor.numel(), itemsize=tensor.itemsize, half=half, topology=self._wanted
+        )
+        return cost.size_bytes(self._rank)
+
     def all_reduce(self, tensor: Tensor, asked: Asked) -> Operation:
         memory = Memory(tensor)
         array = memory.array
@@ -117,7 +126,7 @@ class Calls:
         )
 
     def broadcast(self, tensor: Tensor, asked: Asked) -> Operation:
-        memory = Memory(tensor)
+        memory = Memory(tensor, filled=self._rank == asked.root)
         array = memory.array
         return self._start(
             "broadcast", asked, tensor.dtype, tensor.nbytes, lambda *_: [Piece(array.size, array, array)],
@@ -152,7 +161,7 @@ class Calls:
     def gather(self, outputs: Sequence[Tensor], mine: Tensor, asked: Asked) -> Operation:
         given = Memory(mine).array
         if self._rank == asked.root:
-            results = [Memory(output) for output in outputs]
+            results = [Memory(output, filled=False) for output in outputs]
             results[asked.root].array[:] = given
             pieces = [Piece(memory.array.size, memory.array, memory.array) for memory in results]
         else:
@@ -160,7 +169,7 @@ class Calls:
         return self._start("gather", asked, mine.dtype, mine.nbytes, lambda *_: pieces, has_root=True, results=results)
 
     def scatter(self, output: Tensor, inputs: Sequence[Tensor], asked: Asked) -> Operation:
-        memory = Memory(output)
+        memory = Memory(output, filled=False)
         if self._rank == asked.root:
             given = [Memory(one).array for one in inputs]
             memory.array[:] = given[asked.root]
@@ -173,7 +182,7 @@ class Calls:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Array], asked: Asked) -> Operation:
         """`output` becomes the sum of what all ranks have in the row of this one. The rows are left as they are."""
-        memory, rank = Memory(output), self._rank
+        memory, rank = Memory(output, filled=False), self._rank
         if rows[rank].size != memory.array.size:
             raise ValueError(f"the output has {memory.array.size} elements; this rank's share has {rows[rank].size}")
 
@@ -197,7 +206,7 @@ class Calls:
         return self._start("all_to_all", asked, dtype, size, lambda *_: pieces, results=results)
 
     def send(self, tensor: Tensor, peer: int, tag: int, asked: Asked) -> Operation:
-        data, call = self._message(tensor)
+        data, call = self._message(tensor, filled=True)
         communicator = self.communicator
         with communicator.fabric.lock:
             communicator.check_failed()
@@ -207,7 +216,7 @@ class Calls:
         return self._submit(sending, asked.background, tensor.nbytes)
 
     def receive(self, tensor: Tensor, peer: int, tag: int, asked: Asked) -> Receiving:
-        data, call = self._message(tensor)
+        data, call = self._message(tensor, filled=False)
         communicator = self.communicator
         receiving = Receiving(communicator, peer, tag, data.array.view(np.uint8), call, asked.timeout_s)
         receiving.before_end(data.give_back)
@@ -218,8 +227,8 @@ class Calls:
         self._submit(receiving, asked.background, tensor.nbytes)
         return receiving
 
-    def _message(self, tensor: Tensor) -> tuple[Memory, Call]:
-        memory = Memory(tensor)
+    def _message(self, tensor: Tensor, *, filled: bool) -> tuple[Memory, Call]:
+        memory = Memory(tensor, filled=filled)
         return memory, encode_call("send", "direct", tensor.dtype, None, None, memory.array.size)
 
 

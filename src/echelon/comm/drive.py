@@ -53,6 +53,7 @@ class Driver:
         """Begin; what nobody is going to wait for goes on for a moment, and then on the thread."""
         with self._lock:
             self.fabric.operations.append(operation)
+            self.fabric.traffic.begun_bytes += operation.predicted_bytes
         self._round()
         if background and not operation.done:
             if small:
@@ -93,10 +94,14 @@ class Driver:
     def _round(self) -> bool:
         with self._lock:
             moved = self.fabric.round()
-            if self.fabric.ended and self._sleepers:
-                os.eventfd_write(self._wake, 1)
+            self._wake_those_who_sleep(besides=0)
         self._tell()
         return moved
+
+    def _wake_those_who_sleep(self, besides: int) -> None:
+        """Something has ended, and whoever waits for it may be another thread. Under the lock."""
+        if self.fabric.ended and self._sleepers > besides:
+            os.eventfd_write(self._wake, 1)
 
     def _tell(self) -> None:
         """Call those who wanted to hear of an end. Not under the lock: what they do is theirs."""
@@ -127,6 +132,7 @@ class Driver:
                 self._inbox.asleep = True
             fence()
             moved = self.fabric.round() or self.fabric.make_way() or self.fabric.has_lost
+            self._wake_those_who_sleep(besides=1)
             poll, owner = self._watch()
         events: list[tuple[int, int]] = []
         try:
@@ -173,6 +179,7 @@ class Driver:
                 for operation in waiting:
                     self._look_at_the_clock(operation, now)
                 self._sleep(LOOK_S if any(now >= operation.deadline for operation in waiting) else IDLE_S)
+                self._round()  # the wake-up that it may have taken was for all who sleep
 
     def _idle(self) -> None:
         """Nothing to drive, or somebody else drives."""

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from echelon.comm.meter import Meter, all_gather_bytes, all_reduce_bytes, broadcast_bytes
+from echelon.comm.meter import Meter, OwnMeter, RingMeter
+from echelon.comm.process_group import EchelonGroup
 from echelon.comm.roll import Roll
 from echelon.errors import PeerLost, Timeout
 
@@ -30,6 +31,9 @@ def transport_errors(during: str) -> Iterator[None]:
     """A transport knows only that its connection broke; the error says during what."""
     try:
         yield
+    except PeerLost as error:
+        why = error.during.partition(" (")[2]
+        raise PeerLost(error.rank, f"{during} ({why}" if why else during) from error
     except RuntimeError as error:
         text = str(error).lower()
         if _is_timeout(error):
@@ -94,20 +98,20 @@ class Group:
         self.device = device
         self.rank = 0 if process_group is None else process_group.rank()
         self.size = 1 if process_group is None else process_group.size()
-        self.meter = Meter()
+        self.meter: Meter = (
+            OwnMeter(process_group)
+            if isinstance(process_group, EchelonGroup)
+            else RingMeter(self.size, "none" if process_group is None else process_group.name())
+        )
         self.notify: Notify = lambda _message: None
         self._roll = Roll(store, self.rank, self.size) if store is not None else None
         self._started = 0
-
-    def cost_of_sum(self, tensor: Tensor) -> int:
-        """Bytes this rank will send to sum `tensor`."""
-        return all_reduce_bytes(tensor.nbytes, self.size)
 
     def sum(self, tensor: Tensor, during: str) -> Pending:
         """Sum `tensor` over all ranks in place; start now, wait later."""
         if self._process_group is None:
             return self._pending(None, during)
-        self.meter.add(self.cost_of_sum(tensor))
+        self.meter.begin("all_reduce", tensor)
         with transport_errors(during):
             # The group's own method: dist.all_reduce adds tens of microseconds of checks, which count at small sizes.
             return self._pending(self._process_group.allreduce([tensor]), during)
@@ -116,8 +120,7 @@ class Group:
         """Give every rank the tensor of rank `root`: its bytes, so that any type and layout will do."""
         if self._process_group is None or not tensor.numel():
             return
-        if self.rank == root:
-            self.meter.add(broadcast_bytes(tensor.nbytes, self.size))
+        self.meter.begin("broadcast", tensor)
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         with transport_errors(during):
             flat = plain.reshape(-1).view(torch.uint8)
@@ -154,13 +157,12 @@ class Group:
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: payload.numel()] = payload
         rows = self._all_gather(padded, during)
-        return [json.loads(row[: int(n)].cpu().numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
+        return [json.loads(row[: int(n)].numpy().tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def _all_gather(self, tensor: Tensor, during: str) -> list[Tensor]:
-        mine = tensor.to(self.device)
-        rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self.meter.add(all_gather_bytes(tensor.nbytes, self.size))
+        rows = [torch.empty_like(tensor) for _ in range(self.size)]
+        self.meter.begin("all_gather", tensor)
         with transport_errors(during):
-            work = dist.all_gather(rows, mine, group=self._process_group, async_op=True)
+            work = dist.all_gather(rows, tensor, group=self._process_group, async_op=True)
         self._pending(work, during).wait()
         return rows

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from echelon.comm.backend import NAME, Options
 from echelon.comm.group import Group, transport_errors
 from echelon.errors import ConfigError
 
@@ -32,8 +33,8 @@ class Meeting:
     timeout_s: float = 600.0
 
 
-def join(meeting: Meeting, device: torch.device, backend: str) -> Group:
-    """Meet the other ranks. Alone, there is nobody to meet and no port is opened."""
+def join(meeting: Meeting, device: torch.device, backend: str = NAME, topology: str | None = None) -> Group:
+    """Meet the other ranks. Alone, there is nobody to meet and no port is opened. `topology` is for our own backend."""
     if meeting.size == 1:
         return Group(None, device)
     store = dist.PrefixStore(f"echelon/{meeting.attempt}", _store(meeting))
@@ -44,6 +45,7 @@ def join(meeting: Meeting, device: torch.device, backend: str) -> Group:
             rank=meeting.rank,
             world_size=meeting.size,
             timeout=timedelta(seconds=meeting.timeout_s),
+            pg_options=Options(topology=topology) if backend == NAME else None,
         )
     return Group(dist.group.WORLD, device, dist.PrefixStore("roll", store))
 

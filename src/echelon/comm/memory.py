@@ -12,11 +12,15 @@ from echelon.comm.arithmetic import Array, numpy_dtype
 
 
 class Memory:
-    """A tensor's values as one flat array. What is not contiguous is copied, and back when the result is there."""
+    """A tensor's values as one flat array. What is not contiguous, or not in the host's memory, is copied, and back
+    when the result is there. `filled`: its values matter; if not, it is a place for those to come.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, *, filled: bool = True) -> None:
         self.tensor = tensor
         plain = tensor.detach()
+        if plain.device.type != "cpu":
+            plain = _on_the_host(plain, filled=filled)
         if plain.is_conj() or plain.is_neg():
             plain = plain.resolve_conj().resolve_neg()
         if not plain.is_contiguous():
@@ -35,6 +39,8 @@ class Memory:
         if self._plain.data_ptr() != self.tensor.data_ptr():
             with torch.no_grad():
                 self.tensor.copy_(self._plain)
+            if self.tensor.is_cuda:  # whoever waits may read it on any stream
+                torch.cuda.current_stream(self.tensor.device).synchronize()
 
     def shares(self, ranks: int) -> list[Array]:
         """As many equal pieces as there are ranks."""
@@ -52,6 +58,17 @@ class Memory:
             raise ValueError(f"the sizes {list(splits)} do not cut {length} rows among {ranks} ranks")
         width = self.array.size // length if length else 0
         return [self.array[start * width : stop * width] for start, stop in pairwise(accumulate([0, *splits]))]
+
+
+def _on_the_host(tensor: Tensor, *, filled: bool) -> Tensor:
+    """A copy in memory that a GPU reaches directly, made when all that was queued before on the device is done."""
+    if not tensor.is_cuda:
+        raise ValueError(f"a tensor on {tensor.device} cannot be sent; move it to the CPU or to a CUDA device")
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    if filled:
+        host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
 
 
 def is_same(one: Array, other: Array) -> bool:

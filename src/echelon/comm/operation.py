@@ -47,7 +47,9 @@ class Operation:
             self.done = True
             handed_s = {place: moment - self.began for place, moment in self.handed.items()}
             elapsed_s = time.monotonic() - self.began
-            self.communicator.fabric.traffic.ended(self.op, elapsed_s, handed_s, failed=error is not None)
+            self.communicator.fabric.traffic.ended(
+                self.op, elapsed_s, handed_s, failed=error is not None, predicted_bytes=self.predicted_bytes
+            )
 
     def before_end(self, call: Callable[[], None]) -> None:
         """Something to do with the result before anybody hears that it is there."""

@@ -19,9 +19,12 @@ from echelon.comm.calls import Asked, Calls
 from echelon.comm.collectives import HostsKey
 from echelon.comm.communicator import Communicator
 from echelon.comm.drive import Driver
+from echelon.comm.gpu import Gpus, routed
 from echelon.comm.memory import Memory
 from echelon.comm.message import ANYONE
+from echelon.comm.named import NamedGroup
 from echelon.comm.operation import Operation
+from echelon.comm.ring_bytes import ring_bytes
 from echelon.comm.sparse import all_reduce_sparse
 from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost
@@ -30,7 +33,7 @@ from echelon.errors import PeerLost
 # What torch's stubs declare is one of several ways in which its own code calls these methods.
 
 
-class EchelonGroup(dist.ProcessGroup):
+class EchelonGroup(NamedGroup):
     """Some ranks of a fabric, as torch sees them."""
 
     def __init__(
@@ -39,66 +42,44 @@ class EchelonGroup(dist.ProcessGroup):
         name: str,
         members: Sequence[int],
         host_names: Sequence[str],
+        store: dist.Store,
         timeout: timedelta,
+        *,
         wanted: str | None = None,
     ) -> None:
         fabric = driver.fabric
-        self._rank, self._size = list(members).index(fabric.rank), len(members)
-        super().__init__(self._rank, self._size)  # type: ignore[call-arg]
+        super().__init__(list(members).index(fabric.rank), len(members), name)
         self.driver = driver
         self._wanted = wanted
-        self._name = name
         self._host_names = [host_names[member] for member in members]
         ident = hashlib.blake2b(f"{name}/{list(members)}".encode(), digest_size=8).digest()
         self._communicator = Communicator(fabric, int.from_bytes(ident, "little"), members, timeout.total_seconds())
         self._calls = Calls(driver, self._communicator, _by_host(self._host_names), wanted)
+        self.gpus = Gpus(store, self._rank, [fabric.name_of(member) for member in members], timeout, fabric.traffic)
         fabric.add(self._communicator)
 
     def subgroup(
-        self, name: str, members: Sequence[int], timeout: timedelta, wanted: str | None = None
+        self, name: str, members: Sequence[int], store: dist.Store, timeout: timedelta, wanted: str | None = None
     ) -> EchelonGroup:
         """A group of some of these ranks, on the same links."""
-        return EchelonGroup(self.driver, name, members, self._host_names, timeout, wanted or self._wanted)
+        return EchelonGroup(self.driver, name, members, self._host_names, store, timeout, wanted=wanted or self._wanted)
 
-    def rank(self) -> int:
-        return self._rank
+    def cost(self, kind: str, tensor: Tensor) -> int:
+        """The bytes that this rank is going to send for a collective of a tensor: known before it runs."""
+        if self.gpus.group_for([tensor]) is None:
+            return self._calls.cost(kind, tensor)
+        return ring_bytes(kind, tensor.nbytes, self._size)
 
-    def size(self) -> int:
-        return self._size
-
-    def name(self) -> str:
-        return "echelon"
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return ""
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._name = name
-
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
     traffic = property(lambda self: self.driver.fabric.measure(), doc="What this process has sent: a Snapshot.")
-    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
 
     def _asked(self, opts: Any, root: Any = None) -> Asked:
-        """What options, a reduction or nothing at all say."""
-        timeout = getattr(opts, "timeout", None)
-        reduction = getattr(opts, "reduceOp", None if opts is None or hasattr(opts, "timeout") else opts)
-        return Asked(
-            timeout_s=timeout.total_seconds()
-            if timeout is not None and timeout > timedelta(0)
-            else self._communicator.timeout_s,
-            background=getattr(opts, "asyncOp", True),
-            reduction="sum" if reduction is None else reduction_name(reduction),
-            root=getattr(opts, "rootRank", 0) if root is None else root,
-        )
+        return _read_options(opts, root, self._communicator.timeout_s)
 
     def _work(self, operations: Sequence[Operation], result: Any) -> EchelonWork:
         return EchelonWork(self.driver, operations, result)
 
-    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         tensors, asked = _as_list(tensors), self._asked(opts)
         if any(tensor.is_sparse for tensor in tensors):
             for tensor in tensors:
@@ -106,66 +87,76 @@ class EchelonGroup(dist.ProcessGroup):
             return self._work([], tensors)
         return self._work([self._calls.all_reduce(tensor, asked) for tensor in tensors], tensors)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> EchelonWork:
+    @routed
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
 
     def barrier(self, opts: Any = None, *_: Any) -> EchelonWork:
         return self._work([self._calls.barrier(self._asked(opts if hasattr(opts, "timeout") else None))], [])
 
-    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
         tensors = _as_list(tensors)
         asked = self._asked(None, opts) if isinstance(opts, int) else self._asked(opts)
         return self._work([self._calls.broadcast(tensor, asked) for tensor in tensors], tensors)
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, *_: Any) -> dist.Work:
         tensors = _as_list(tensors)
         asked = self._asked(op, opts) if isinstance(opts, int) else self._asked(opts)
         return self._work([self._calls.reduce(tensor, asked) for tensor in tensors], tensors)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         asked = self._asked(opts)
         work = [self._gather_rows(row, mine, asked) for row, mine in zip(outputs, inputs, strict=True)]
         return self._work(work, outputs)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EchelonWork:
+    @routed
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         asked = self._asked(opts)
         work = [self._gather_rows([row[i] for row in outputs], mine, asked) for i, mine in enumerate(inputs)]
         return self._work(work, outputs)
 
     def _gather_rows(self, outputs: Sequence[Tensor], mine: Tensor, asked: Asked) -> Operation:
-        results = [Memory(output) for output in outputs]
+        results = [Memory(output, filled=False) for output in outputs]
         return self._calls.all_gather([memory.array for memory in results], mine, results, asked)
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EchelonWork:
+    @routed
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         asked = self._asked(opts)
         work = []
         for output, mine in zip(outputs, inputs, strict=True):
             if output.numel() != mine.numel() * self._size:
                 raise ValueError(f"the output has {output.numel()} elements, and {self._size} x {mine.numel()} come")
-            memory = Memory(output)
+            memory = Memory(output, filled=False)
             work.append(self._calls.all_gather(memory.shares(self._size), mine, [memory], asked))
         return self._work(work, outputs)
 
-    def _allgather_base(self, output: Tensor, mine: Tensor, opts: Any = None) -> EchelonWork:
+    @routed
+    def _allgather_base(self, output: Tensor, mine: Tensor, opts: Any = None) -> dist.Work:
         return self.allgather_into_tensor_coalesced([output], [mine], opts)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         if isinstance(inputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         asked = self._asked(None, opts) if isinstance(opts, int) else self._asked(opts)
         rows = outputs[0] if outputs and self._rank == asked.root else []
         return self._work([self._calls.gather(rows, inputs[0], asked)], rows)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         asked = self._asked(None, opts) if isinstance(opts, int) else self._asked(opts)
         rows = inputs[0] if inputs and self._rank == asked.root else []
         return self._work([self._calls.scatter(outputs[0], rows, asked)], outputs)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> EchelonWork:
+    @routed
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         if isinstance(outputs, Tensor):
             outputs, inputs = [outputs], [inputs]
         asked = self._asked(opts)
@@ -175,7 +166,8 @@ class EchelonGroup(dist.ProcessGroup):
         ]
         return self._work(work, outputs)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> EchelonWork:
+    @routed
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         asked = self._asked(opts)
         work = []
         for output, whole in zip(outputs, inputs, strict=True):
@@ -184,18 +176,21 @@ class EchelonGroup(dist.ProcessGroup):
             work.append(self._calls.reduce_scatter(output, Memory(whole).shares(self._size), asked))
         return self._work(work, outputs)
 
-    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> EchelonWork:
+    @routed
+    def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         return self.reduce_scatter_tensor_coalesced([output], [whole], opts)
 
+    @routed
     def alltoall_base(
         self, output: Tensor, whole: Tensor, output_splits: Any, input_splits: Any, opts: Any = None
-    ) -> EchelonWork:
-        given, taken = Memory(whole), Memory(output)
+    ) -> dist.Work:
+        given, taken = Memory(whole), Memory(output, filled=False)
         outs, ins = taken.rows(output_splits, self._size), given.rows(input_splits, self._size)
         return self._work([self._calls.all_to_all(outs, ins, output.dtype, [taken], self._asked(opts))], [output])
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> EchelonWork:
-        ins, taken = [Memory(one).array for one in inputs], [Memory(one) for one in outputs]
+    @routed
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        ins, taken = [Memory(one).array for one in inputs], [Memory(one, filled=False) for one in outputs]
         outs = [one.array for one in taken]
         return self._work([self._calls.all_to_all(outs, ins, inputs[0].dtype, taken, self._asked(opts))], outputs)
 
@@ -223,12 +218,26 @@ class EchelonGroup(dist.ProcessGroup):
         with self.driver.fabric.lock:
             me = self._communicator.name_of(self._rank)
             self._communicator.fail(PeerLost(me, "abort(), which it called"))
+        self.gpus.abort()
         self.shutdown()
 
     def shutdown(self) -> None:
         """Leave. The last group to go takes the links with it."""
+        self.gpus.shutdown()
         if self.driver.leave(self._communicator):
             self.driver.close()
+
+
+def _read_options(opts: Any, root: Any, timeout_s: float) -> Asked:
+    """What options, a reduction or nothing at all say; `timeout_s` and root 0 unless they do."""
+    timeout = getattr(opts, "timeout", None)
+    reduction = getattr(opts, "reduceOp", None if opts is None or hasattr(opts, "timeout") else opts)
+    return Asked(
+        timeout_s=timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else timeout_s,
+        background=getattr(opts, "asyncOp", True),
+        reduction="sum" if reduction is None else reduction_name(reduction),
+        root=getattr(opts, "rootRank", 0) if root is None else root,
+    )
 
 
 def _as_list(tensors: Any) -> Any:

@@ -2,13 +2,12 @@
 
 Every rank writes into the store where it can be reached. The one of the higher rank connects; both prove that they know
 the secret which rank 0 left in the store. Ranks that share a kernel and a network namespace meet at a Unix socket,
-through which they pass each other their inbox; others over TCP.
+through which they pass each other their inbox; others over TCP, over every network they share (interfaces.py).
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import platform
 import secrets
@@ -16,46 +15,71 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
-from contextlib import closing, suppress
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch.distributed as dist
 
 from echelon.comm.drive import Driver
 from echelon.comm.fabric import Fabric
+from echelon.comm.gathering import Gathering
+from echelon.comm.interfaces import (
+    PROBE_S,
+    Address,
+    Offer,
+    Route,
+    addresses_beside,
+    addresses_of,
+    all_addresses,
+    reachable,
+    routes_to,
+)
 from echelon.comm.link import Link, RingLink
 from echelon.comm.ring import Reader, Segment, Writer, make_segment
 from echelon.comm.stream import StreamLink
-from echelon.errors import PeerLost, Timeout
+from echelon.errors import PeerLost
 
-LANES = 4
-"""Connections to a peer on another host."""
+FAR_S = 0.003
+"""The round trip from which on a peer is far: the window of one connection, 4 MB, carries 10 Gbit/s up to there."""
+FAR_LANES = 4
+"""Connections over each way to a far peer. To a near one a second would only compete with the first: on a link of
+100 Mbit/s four lose packets in its queue, and on an idle machine they halve the speed.
+"""
+MOST_LANES = 256
 SPINS = 100
-_HELLO = struct.Struct("<8sIII32s")
+_HELLO = struct.Struct("<8sIIII32s")
 _MAGIC = b"echelon1"
 _NONCE = 32
 _SHARED_MEMORY = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
-def meet(store: dist.Store, rank: int, names: Sequence[int], timeout_s: float) -> tuple[Driver, list[str]]:
-    """Link this rank to all others; what drives the links, and the host of every rank."""
+def meet(
+    store: dist.Store, rank: int, names: Sequence[int], timeout_s: float, interfaces: Sequence[str] | None = None
+) -> tuple[Driver, list[str]]:
+    """Link this rank to all others; what drives the links, and the host of every rank. `interfaces` are those to be
+    used towards other hosts: all that both have a network for, if it is None.
+    """
     size = len(names)
     with closing(_listen_unix()) as unix:
-        gathering = _Gathering(store, rank, size, time.monotonic() + timeout_s, timeout_s)
+        gathering = Gathering(store, rank, size, time.monotonic() + timeout_s, timeout_s)
         hosts = gathering.share("host", {"host": _host_id(), "unix": unix.getsockname().decode()[1:]})
         mine = hosts[rank]["host"]
         near = [peer for peer in range(size) if hosts[peer]["host"] == mine]
         secret = gathering.secret()
-        with _Listeners(unix, store, is_alone=len(near) == size) as listeners:
-            tcp = gathering.share("tcp", listeners.addresses) if len({h["host"] for h in hosts}) > 1 else [[]] * size
+        far = [peer for peer in range(rank) if peer not in near]
+        with _Listeners(unix, _addresses(store, interfaces) if len(near) < size else []) as listeners:
+            is_spread = len({h["host"] for h in hosts}) > 1
+            tcp = gathering.share("tcp", [offer.to_json() for offer in listeners.offers]) if is_spread else []
             linking = _Linking(gathering, secret, rank, near, names)
             try:
+                routes = _find_routes({peer: list(map(Offer.from_json, tcp[peer])) for peer in far}, listeners.offers)
                 for peer in range(rank):
-                    is_near = peer in near
-                    linking.connect(peer, ["\0" + hosts[peer]["unix"]] if is_near else list(map(tuple, tcp[peer])))
+                    if peer in routes:
+                        linking.connect_far(peer, routes[peer])
+                    else:
+                        linking.connect_near(peer, "\0" + hosts[peer]["unix"])
                 linking.accept(listeners)
             except BaseException:
                 linking.give_up()
@@ -78,51 +102,18 @@ def _listen_unix() -> socket.socket:
     return listener
 
 
-class _Gathering:
-    """What every rank says to all others, through the store."""
-
-    def __init__(self, store: dist.Store, rank: int, size: int, deadline: float, timeout_s: float) -> None:
-        self.store = store
-        self.rank = rank
-        self.size = size
-        self.deadline = deadline
-        self.timeout_s = timeout_s
-
-    def left_s(self, waiting_for: int) -> float:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise Timeout(f"joining the group, waiting for rank {waiting_for},", self.timeout_s)
-        return left
-
-    def share(self, what: str, mine: Any) -> list[Any]:
-        self.store.set(f"{what}/{self.rank}", json.dumps(mine))
-        return [json.loads(self._get(f"{what}/{peer}", peer)) for peer in range(self.size)]
-
-    def secret(self) -> bytes:
-        if self.rank == 0:
-            self.store.set("secret", secrets.token_hex(32))
-        return bytes.fromhex(self._get("secret", 0).decode())
-
-    def _get(self, key: str, peer: int) -> bytes:
-        try:
-            self.store.wait([key], timedelta(seconds=self.left_s(peer)))
-        except RuntimeError as error:
-            raise Timeout(f"joining the group, waiting for rank {peer},", self.timeout_s) from error
-        return bytes(self.store.get(key))
-
-
 class _Listeners:
-    """The sockets at which higher ranks arrive."""
+    """The sockets at which higher ranks arrive. Of several addresses only the first has to be one that can be used."""
 
-    def __init__(self, unix: socket.socket, store: dist.Store, *, is_alone: bool) -> None:
+    def __init__(self, unix: socket.socket, addresses: Sequence[Address]) -> None:
         self.unix = unix
         self.tcp: list[socket.socket] = []
-        if not is_alone:
-            self.tcp = [_listen_tcp(address) for address in _own_addresses(store)]
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        return [listener.getsockname()[:2] for listener in self.tcp]
+        self.offers: list[Offer] = []
+        for address in addresses:
+            with suppress(OSError) if self.offers else nullcontext():
+                listener = _listen_tcp(str(address.ip.ip))
+                self.tcp.append(listener)
+                self.offers.append(Offer(address, listener.getsockname()[1]))
 
     def __enter__(self) -> Self:
         return self
@@ -135,9 +126,20 @@ class _Listeners:
 def _listen_tcp(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((address, 0))
-    listener.listen(512)
+    try:
+        listener.bind((address, 0))
+        listener.listen(512)
+    except OSError:
+        listener.close()
+        raise
     return listener
+
+
+def _addresses(store: dist.Store, interfaces: Sequence[str] | None) -> list[Address]:
+    """Where to listen, the address that every other host reaches first."""
+    if interfaces is not None:
+        return addresses_of(interfaces, all_addresses())
+    return addresses_beside(_own_addresses(store)[0], all_addresses())
 
 
 def _own_addresses(store: dist.Store) -> list[str]:
@@ -151,11 +153,19 @@ def _own_addresses(store: dist.Store) -> list[str]:
         return [str(probe.getsockname()[0])]
 
 
+def _find_routes(theirs: dict[int, list[Offer]], mine: Sequence[Offer]) -> dict[int, list[Route]]:
+    """The ways to each peer. The first is taken as it is; the others were tried, all at once."""
+    routes = {peer: routes_to(offers, [offer.address for offer in mine]) for peer, offers in theirs.items()}
+    further = {route for several in routes.values() for route in several[1:]}
+    works = reachable(further, PROBE_S) if further else set()
+    return {peer: [several[0], *(r for r in several[1:] if r in works)] for peer, several in routes.items()}
+
+
 class _Linking:
     """Makes the links of one rank."""
 
     def __init__(
-        self, gathering: _Gathering, secret: bytes, rank: int, near: Sequence[int], names: Sequence[int]
+        self, gathering: Gathering, secret: bytes, rank: int, near: Sequence[int], names: Sequence[int]
     ) -> None:
         self.links: dict[int, Link] = {}
         self.inbox: Segment | None = None
@@ -173,63 +183,87 @@ class _Linking:
         """Which ring of the reader's inbox is the writer's."""
         return [peer for peer in self._near if peer != reader].index(writer)
 
-    def connect(self, peer: int, addresses: Sequence[Any]) -> None:
-        lanes = 1 if peer in self._near else LANES
-        self._add(peer, [self._connect(peer, addresses[lane % len(addresses)], lane) for lane in range(lanes)])
-
-    def _connect(self, peer: int, address: Any, lane: int) -> socket.socket:
-        is_unix = isinstance(address, str)
-        family = socket.AF_UNIX if is_unix else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        connection.settimeout(self._gathering.left_s(self._names[peer]))
-        try:
+    def connect_near(self, peer: int, address: str) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with self._joining(peer, connection):
             connection.connect(address)
-            nonce = secrets.token_bytes(_NONCE)
-            connection.sendall(_HELLO.pack(_MAGIC, self._rank, lane, 0, nonce))
-            theirs = _read(connection, 2 * _NONCE)
-            challenge, proof = theirs[:_NONCE], theirs[_NONCE:]
-            if not hmac.compare_digest(proof, self._prove(b"accepts", nonce, challenge)):
-                raise PeerLost(self._names[peer], "joining the group (what answers at its address is not it)")
-            connection.sendall(self._prove(b"connects", nonce, challenge))
-        except OSError as error:
-            connection.close()
-            raise PeerLost(self._names[peer], f"joining the group ({error.strerror or error})") from error
+        self._introduce(peer, connection, 0, 1)
+        self._add(peer, [connection])
+
+    def connect_far(self, peer: int, routes: Sequence[Route]) -> None:
+        """One lane over every route, and several where a window is too small to fill it."""
+        connections = [self._connect(peer, routes[0])]
+        lanes = len(routes) * (FAR_LANES if _round_trip_s(connections[0]) > FAR_S else 1)
+        for lane in range(lanes):
+            if lane:
+                connections.append(self._connect(peer, routes[lane % len(routes)]))
+            self._introduce(peer, connections[lane], lane, lanes)
+        self._add(peer, connections)
+
+    def _connect(self, peer: int, route: Route) -> socket.socket:
+        with self._joining(peer):
+            connection = route.open()
+        with self._joining(peer, connection):
+            connection.connect(route.target)
         return connection
 
-    def _prove(self, role: bytes, nonce: bytes, challenge: bytes) -> bytes:
-        return hmac.digest(self._secret, role + nonce + challenge, "sha256")
+    @contextmanager
+    def _joining(self, peer: int, connection: socket.socket | None = None) -> Iterator[None]:
+        """What goes wrong on a connection is said of its peer; it has as long as joining has."""
+        try:
+            if connection is not None:
+                connection.settimeout(self._gathering.left_s(self._names[peer]))
+            yield
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            raise PeerLost(self._names[peer], f"joining the group ({error.strerror or error})") from error
+
+    def _introduce(self, peer: int, connection: socket.socket, lane: int, lanes: int) -> None:
+        hello = _HELLO.pack(_MAGIC, self._rank, peer, lane, lanes, secrets.token_bytes(_NONCE))
+        with self._joining(peer, connection):
+            connection.sendall(hello)
+            theirs = _read(connection, 2 * _NONCE)
+            challenge, proof = theirs[:_NONCE], theirs[_NONCE:]
+            if not hmac.compare_digest(proof, self._prove(b"accepts", hello, challenge)):
+                raise PeerLost(self._names[peer], "joining the group (what answers at its address is not it)")
+            connection.sendall(self._prove(b"connects", hello, challenge))
+
+    def _prove(self, role: bytes, hello: bytes, challenge: bytes) -> bytes:
+        return hmac.digest(self._secret, role + hello + challenge, "sha256")
 
     def accept(self, listeners: _Listeners) -> None:
         """Until every higher rank has come. A stranger is sent away."""
-        lanes: dict[int, dict[int, socket.socket]] = {}
-        wanted = {p: (1 if p in self._near else LANES) for p in range(self._rank + 1, self._gathering.size)}
+        arrived: dict[int, dict[int, socket.socket]] = {p: {} for p in range(self._rank + 1, self._gathering.size)}
         poll = _Poll([listeners.unix, *listeners.tcp])
-        while wanted:
-            first = min(wanted)
+        while arrived:
+            first = min(arrived)
             for listener in poll.ready(self._gathering.left_s(self._names[first])):
                 connection, _ = listener.accept()
                 found = self._welcome(connection)
                 if found is None:
                     connection.close()
                     continue
-                peer, lane = found
-                if peer not in wanted or lane >= wanted[peer]:
+                peer, lane, lanes = found
+                if peer not in arrived or not lane < lanes <= MOST_LANES:
                     connection.close()
                     continue
-                lanes.setdefault(peer, {})[lane] = connection
-                if len(lanes[peer]) == wanted[peer]:
-                    self._add(peer, [lanes[peer][lane] for lane in range(wanted.pop(peer))])
+                arrived[peer][lane] = connection
+                if len(arrived[peer]) == lanes:
+                    self._add(peer, [connection for _, connection in sorted(arrived.pop(peer).items())])
 
-    def _welcome(self, connection: socket.socket) -> tuple[int, int] | None:
+    def _welcome(self, connection: socket.socket) -> tuple[int, int, int] | None:
+        """Which rank came, with which of how many lanes; None for a stranger, and for who looks for another rank."""
         connection.settimeout(5.0)
         try:
-            magic, peer, lane, _, nonce = _HELLO.unpack(_read(connection, _HELLO.size))
-            if magic != _MAGIC:
+            hello = _read(connection, _HELLO.size)
+            magic, peer, me, lane, lanes, _ = _HELLO.unpack(hello)
+            if magic != _MAGIC or me != self._rank:
                 return None
             challenge = secrets.token_bytes(_NONCE)
-            connection.sendall(challenge + self._prove(b"accepts", nonce, challenge))
-            if hmac.compare_digest(_read(connection, _NONCE), self._prove(b"connects", nonce, challenge)):
-                return peer, lane
+            connection.sendall(challenge + self._prove(b"accepts", hello, challenge))
+            if hmac.compare_digest(_read(connection, _NONCE), self._prove(b"connects", hello, challenge)):
+                return peer, lane, lanes
         except OSError:
             pass
         return None
@@ -293,6 +327,12 @@ def _pidfd(connection: int) -> list[int]:
         if pid > 0:
             return [os.pidfd_open(pid)]
     return []
+
+
+def _round_trip_s(connection: socket.socket) -> float:
+    """As the kernel knows it from connecting: `tcpi_rtt` of tcp(7)."""
+    (microseconds,) = struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 68)
+    return float(microseconds) / 1e6
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -34,6 +34,7 @@ class Lane:
         self.bytes: Bytes = np.frombuffer(self.buffer, dtype=np.uint8)
         self.start = 0
         self.stop = 0
+        self._awaited = 1
 
     def write(self, parts: Parts) -> None:
         """Write as much as goes; keep a copy of the rest."""
@@ -61,11 +62,20 @@ class Lane:
             try:
                 count = self.socket.recv_into(self.view[self.stop :])
             except (BlockingIOError, InterruptedError):
+                self._wait_for(self.start + wanted - self.stop)
                 return False
             if not count:
                 raise ConnectionResetError("it closed the connection")
             self.stop += count
         return True
+
+    def _wait_for(self, size: int) -> None:
+        """Let `poll` tell of this connection when so much is there. A slow link brings a frame in 180 packets, and to
+        wake for each of them costs more than the frame.
+        """
+        if size != self._awaited:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._awaited = size
 
     def _to_front(self) -> None:
         rest = self.stop - self.start

@@ -80,7 +80,7 @@ def direct_all_gather(owners: Sequence[Sequence[int]], ranks: Sequence[int]) -> 
 
 
 def exchange() -> Moves:
-    """Two ranks give each other everything at once: twice the bytes of the optimum, half the waiting."""
+    """Two ranks give each other everything at once: the bytes of the others, half the waiting, twice the adding."""
     return (*_send(0, 0, 1, [0], add=True), *_send(0, 1, 0, [0], add=True))
 
 

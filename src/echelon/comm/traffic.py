@@ -35,13 +35,14 @@ class Sent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
     """Calls of one operation that ended, `failed` of them with an error, and the time from begin to end, summed: calls
-    that were under way together count each for itself.
+    that were under way together count each for itself. `predicted_bytes` is what was known when they began.
     """
 
     op: str
     calls: int = 0
     failed: int = 0
     seconds: float = 0.0
+    predicted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class Snapshot:
                 calls=we.calls + sign * them.calls,
                 failed=we.failed + sign * them.failed,
                 seconds=we.seconds + sign * them.seconds,
+                predicted_bytes=we.predicted_bytes + sign * them.predicted_bytes,
             )
         return Snapshot(
             sent=tuple(row for row in sent.values() if row.messages),
@@ -104,12 +106,15 @@ class Snapshot:
 
 
 class Traffic:
-    """Counts, under the lock of the fabric. `rows` hold bytes and messages."""
+    """Counts, under the lock of the fabric. `rows` hold bytes and messages; `begun_bytes` is what the calls begun up to
+    now were going to send.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[Place, list[int]] = {}
+        self.begun_bytes = 0
         self._handed_s: dict[Place, float] = {}
-        self._called: dict[str, tuple[int, int, float]] = {}
+        self._called: dict[str, tuple[int, int, float, int]] = {}
 
     def count(self, place: Place, size_bytes: int) -> None:
         """A message was handed to the transport."""
@@ -119,10 +124,18 @@ class Traffic:
         row[0] += size_bytes
         row[1] += 1
 
-    def ended(self, op: str, seconds: float, handed_s: Mapping[Place, float], *, failed: bool) -> None:
+    def by_formula(self, place: Place, size_bytes: int) -> None:
+        """A call that somebody else carries, of which neither messages nor seconds are known."""
+        self.count(place, size_bytes)
+        self.begun_bytes += size_bytes
+        self.ended(place[0], 0.0, {}, failed=False, predicted_bytes=size_bytes)
+
+    def ended(
+        self, op: str, seconds: float, handed_s: Mapping[Place, float], *, failed: bool, predicted_bytes: int = 0
+    ) -> None:
         """A call is over. `handed_s`: from its beginning until the last message was handed over, by place."""
-        calls, failures, total_s = self._called.get(op, (0, 0, 0.0))
-        self._called[op] = calls + 1, failures + failed, total_s + seconds
+        calls, failures, total_s, total_bytes = self._called.get(op, (0, 0, 0.0, 0))
+        self._called[op] = calls + 1, failures + failed, total_s + seconds, total_bytes + predicted_bytes
         for place, elapsed_s in handed_s.items():
             self._handed_s[place] = self._handed_s.get(place, 0.0) + elapsed_s
 
@@ -143,7 +156,7 @@ class Traffic:
             for place, row in self.rows.items()
         ]
         called = [
-            Called(op=op, calls=calls, failed=failed, seconds=seconds)
-            for op, (calls, failed, seconds) in self._called.items()
+            Called(op=op, calls=calls, failed=failed, seconds=seconds, predicted_bytes=predicted_bytes)
+            for op, (calls, failed, seconds, predicted_bytes) in self._called.items()
         ]
         return Snapshot(sent=tuple(sent), called=tuple(called))

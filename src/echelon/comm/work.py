@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from echelon.comm.drive import Driver
+from echelon.comm.gpu import first_tensor
 from echelon.comm.operation import Operation
 
 
@@ -61,7 +62,7 @@ class EchelonWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self._future is None:
-            self._future = torch.futures.Future()
+            self._future = torch.futures.Future(devices=_devices(self._result))
             left = [len(self._operations)]
             future, result = self._future, self._result
 
@@ -77,3 +78,9 @@ class EchelonWork(dist.Work):
             if not self._operations:
                 future.set_result(result)
         return self._future
+
+
+def _devices(result: Any) -> list[int | str | torch.device] | None:
+    """The CUDA devices of the tensors in a result, which a future has to know."""
+    tensor = first_tensor([result])
+    return [tensor.device] if tensor is not None and tensor.is_cuda else None

@@ -34,7 +34,7 @@ for name in ("numpy", "torch", "safetensors"):
         seen[name] = {"error": f"{type(error).__name__}: {error}"}
 if "version" in seen["torch"]:
     import torch, torch.distributed as dist
-    seen["gloo"] = dist.is_available() and dist.is_gloo_available()
+    seen["distributed"] = dist.is_available()
     seen["nccl"] = dist.is_available() and dist.is_nccl_available()
     seen["cuda_build"] = torch.version.cuda
     seen["threads"] = torch.get_num_threads()
@@ -79,9 +79,9 @@ def check_needed(seen: dict[str, Any]) -> Iterator[Finding]:
         return
     for name, oldest in NEEDED.items():
         yield _check_package(name, oldest, seen[name])
-    if "version" in seen["torch"] and not seen["gloo"]:
-        advice = "install a torch that was built with distributed and gloo"
-        yield missing("gloo", "not in this torch", advice, needed=True)
+    if "version" in seen["torch"] and not seen["distributed"]:
+        advice = "install a torch that was built with distributed"
+        yield missing("distributed", "not in this torch", advice, needed=True)
 
 
 def _check_package(name: str, oldest: tuple[int, ...], seen: dict[str, Any]) -> Finding:

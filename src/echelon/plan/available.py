@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from echelon.errors import ConfigError
+from echelon.plan.parts import TOPOLOGIES, listed
 from echelon.plan.value import Plan
 
-AVAILABLE = frozenset({"dp"})
+AVAILABLE = frozenset({"dp", *TOPOLOGIES})
+
+_AVAILABLE = listed(("dp", *TOPOLOGIES))
 
 
 def resolve_available(plan: Plan, workers: int) -> Plan:
@@ -16,8 +19,8 @@ def resolve_available(plan: Plan, workers: int) -> Plan:
     try:
         resolved = plan.resolve(workers)
     except ConfigError as error:
-        besides = f" (besides, {missing} is not available yet; dp is)" if missing else ""
+        besides = f" (besides, {missing} is not available yet; {_AVAILABLE} are)" if missing else ""
         raise ConfigError(error.term, error.why + besides) from None
     if missing:
-        raise ConfigError(missing, "is not available yet; dp is")
+        raise ConfigError(missing, f"is not available yet; {_AVAILABLE} are")
     return resolved

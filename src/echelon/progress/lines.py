@@ -74,6 +74,23 @@ def _stopping(event: Mapping[str, Any]) -> list[str]:
     return [event.get("message") or "stopping: this step is finished and saved first; Ctrl-C again ends it at once"]
 
 
+def _traffic(event: Mapping[str, Any]) -> list[str]:
+    """One line, if anything was sent: what the meter says, and the prediction where it says something else."""
+    if not event.get("bytes"):
+        return []
+    whole = words.size(event["bytes"])
+    if event.get("predicted") != event["bytes"]:
+        whole += f" (predicted {words.size(event.get('predicted') or 0)})"
+    parts = [f"{_sent(row)}" for row in sorted(event.get("by") or [], key=lambda row: -row["bytes"]) if row["bytes"]]
+    return [GAP.join([f"sent     {whole}", *parts])]
+
+
+def _sent(row: Mapping[str, Any]) -> str:
+    calls = row["calls"]
+    times = f" in {calls:,} calls of {words.span(row['seconds'] / calls)}" if calls and row["seconds"] else ""
+    return f"{row['op']} {words.size(row['bytes'])} {'+'.join(row['transports'])}{times}"
+
+
 def _end(event: Mapping[str, Any]) -> list[str]:
     parts = ["done    "]
     if event.get("steps") is not None:
@@ -102,5 +119,6 @@ _WRITERS = {
     "evaluate": _evaluate,
     "checkpoint": _checkpoint,
     "stopping": _stopping,
+    "traffic": _traffic,
     "end": _end,
 }

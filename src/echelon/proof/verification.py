@@ -18,7 +18,7 @@ from echelon.known import Known
 from echelon.plan import Plan
 from echelon.plan.available import resolve_available
 from echelon.proof.report import Report
-from echelon.request import Request, Source
+from echelon.request import BACKENDS, Request, Source
 from echelon.result import Result
 
 SHOWN = ("step", "warning", "waiting", "stopping", "reference")
@@ -31,6 +31,8 @@ def verify(
     steps: int | None = None,
     exact: bool = False,
     show: Show | None = None,
+    *,
+    backend: str = BACKENDS[0],
 ) -> Report:
     """Whether `plan` on `workers` computes what one plain process computes (see tolerance.py for what that means).
 
@@ -42,7 +44,7 @@ def verify(
 
     if workers_around_us() is not None:
         raise ConfigError("verify", "starts workers of its own; run it without torchrun")
-    request = make_request(plan, find_source(job), exact=exact, steps=steps, out=None, resume=False)
+    request = make_request(plan, find_source(job), exact=exact, steps=steps, out=None, resume=False, backend=backend)
     return _prove(request, job, workers, show)
 
 
@@ -53,12 +55,15 @@ def verify_file(
     workers: Workers = 2,
     steps: int | None = None,
     exact: bool = False,
+    backend: str = BACKENDS[0],
     show: Show | None = None,
     started: float | None = None,
 ) -> Report:
     """The same for the job that a file defines; this process does not import it."""
     source = Source.parse(target)
-    request = make_request(plan, source, exact=exact, steps=steps, out=None, resume=False, started=started)
+    request = make_request(
+        plan, source, exact=exact, steps=steps, out=None, resume=False, started=started, backend=backend
+    )
     return _prove(request, None, workers, show)
 
 

@@ -1,0 +1,46 @@
+"""What all workers sent in a run, by operation, peer and transport, beside what was predicted when each call began."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from echelon.comm import Group, Snapshot
+from echelon.events import Event, event
+
+
+def add_up(group: Group) -> Event:
+    """The `traffic` event: the same on every rank. `by` is over all ranks, its `seconds` are a rank's mean; `rows` say
+    who sent what to whom.
+    """
+    taken = group.gather(group.meter.read().to_dict(), "adding up the bytes sent")
+    snapshots = [Snapshot.from_dict(values) for values in taken]
+    total = sum(snapshots, Snapshot())
+    rows = [{"rank": rank, **_row(asdict(row))} for rank, one in enumerate(snapshots) for row in one.sent]
+    return event(
+        "traffic",
+        bytes=total.size_bytes,
+        predicted=sum(row.predicted_bytes for row in total.called),
+        messages=total.messages,
+        by=[_operation(total, row.op, group.size) for row in total.called],
+        rows=rows,
+    )
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    values["bytes"] = values.pop("size_bytes")
+    return values
+
+
+def _operation(total: Snapshot, op: str, ranks: int) -> dict[str, Any]:
+    called = next(row for row in total.called if row.op == op)
+    sent = [row for row in total.sent if row.op == op]
+    return {
+        "op": op,
+        "bytes": sum(row.size_bytes for row in sent),
+        "predicted": called.predicted_bytes,
+        "messages": sum(row.messages for row in sent),
+        "transports": sorted({row.transport for row in sent}),
+        "calls": called.calls // ranks if op != "send" else called.calls,
+        "seconds": called.seconds / ranks,
+    }

@@ -71,7 +71,7 @@ def train(model: nn.Module, part: int = 0, parts: int = 1, *, inner: Model | Non
         if inner is not None:
             inner.skip = step % 2 == 1
         x, y = batch(step, part, parts)
-        loss = F.mse_loss(model(x), y)
+        loss = F.mse_loss(model(x).float(), y)
         loss.backward()
         assert all((local(p.grad).abs() < 1).all() for p in model.parameters() if p.grad is not None)  # see tolerance
         optimizer.step()

@@ -23,12 +23,16 @@ class Options:
     """For `pg_options=`: the topology of every collective that can have it, by size and place if it is None; and the
     names of the network interfaces towards other hosts, the first of them for all that goes over one only. None is the
     interface on the way to the store and whatever else leads to a network that both hosts are in. `faults`, for tests,
-    happen on the links of this rank (faults.py). Interfaces and faults are the default group's to say.
+    happen on the links of this rank. Interfaces and faults are the default group's to have.
     """
 
     topology: str | None = None
     interfaces: tuple[str, ...] | None = None
     faults: str | tuple[Rule, ...] = ()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return parse_faults(self.faults) if isinstance(self.faults, str) else self.faults
 
     def __post_init__(self) -> None:
         if self.topology is not None and self.topology not in TOPOLOGIES:
@@ -36,10 +40,6 @@ class Options:
         if self.interfaces is not None and not self.interfaces:
             raise ValueError("interfaces=() leaves no way to another host; None means all that lead to one")
         assert isinstance(self.rules, tuple)  # and what is no rule is refused here
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        return parse_faults(self.faults) if isinstance(self.faults, str) else self.faults
 
 
 def make_group(torch_options: Any, options: Options | None = None) -> EchelonGroup:
@@ -57,13 +57,13 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
         driver, hosts = meet(
             torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
         )
-        if options.rules:
-            _make_faulty(driver, options.rules)
     except BaseException:
         # torch has counted this group, and names groups by the count: the next one of this process would be called
         # otherwise than with a rank that is new, and they would wait for each other under two names.
         dist.distributed_c10d._world.group_count = 0
         raise
+    if options.rules:
+        _make_faulty(driver, options.rules)
     return EchelonGroup(
         driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
     )

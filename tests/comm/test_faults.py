@@ -221,6 +221,15 @@ def test_the_damage_is_what_the_receiver_names(tmp_path, spread, faulty):
     assert "damaged on its way" in receiver["during"]
 
 
+@pytest.mark.parametrize("byte", range(0, 64, 3))
+def test_no_byte_of_a_header_can_be_damaged_unnoticed(tmp_path, spread, faulty, byte):
+    spread(1)
+    faulty(f"corrupt:rank=0,kind=DATA,count=1,byte={byte}")
+    _, receiver = check(run_ranks(tmp_path, 2, reduce_until_it_fails(1, 100), timeout_s=20))
+    assert (receiver["error"], receiver["right"], receiver["rank"]) == ("PeerLost", 0, 0)
+    assert any(why in receiver["during"] for why in ("damaged on its way", "no frame of this group"))
+
+
 def test_damage_is_refused_where_no_checksum_would_find_it(tmp_path, faulty):
     faulty("corrupt:rank=0,peer=1")
     first, _ = run_ranks(tmp_path, 2, lambda rank: None, timeout_s=5)

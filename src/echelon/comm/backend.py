@@ -57,13 +57,13 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
         driver, hosts = meet(
             torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
         )
+        if options.rules:
+            _make_faulty(driver, options.rules)
     except BaseException:
         # torch has counted this group, and names groups by the count: the next one of this process would be called
         # otherwise than with a rank that is new, and they would wait for each other under two names.
         dist.distributed_c10d._world.group_count = 0
         raise
-    if options.rules:
-        _make_faulty(driver, options.rules)
     return EchelonGroup(
         driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
     )

@@ -245,7 +245,8 @@ class Calls:
             communicator.check_failed()
             communicator.mailbox.receive(receiving)
             communicator.check(receiving)
-        self._submit(receiving, asked.background, tensor.nbytes)
+        # Nobody drives it but who waits: what is to come may be the answer to what its caller sends next.
+        self.driver.submit(receiving, background=asked.background, small=False)
         return receiving
 
     def _message(self, tensor: Tensor, peer: int | None, tag: int, *, filled: bool) -> tuple[Memory, Call]:

@@ -55,6 +55,8 @@ def _all_reduce(shape: Shape) -> Moves:
             return t.exchange()
         case "star":
             return t.one_after_another(t.star_reduce(everyone, 0, [0]), t.star_broadcast(everyone, 0, [0]))
+        case "tree":
+            return t.tree_all_reduce(shape.ranks)
         case "hier":
             heads = t.leaders(shape.hosts)
             # Between hosts each leader sums one share of the pieces, whatever host they belong to.

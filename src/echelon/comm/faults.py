@@ -23,7 +23,7 @@ FAULTS = {
     "delay": "it leaves `seconds` later, and what is behind it after it",
     "drop": "it is lost, and with it all that would follow on this link: the peer hears nothing more, and no end",
     "cut": "it is lost, and both ends find the link closed, as when a cable is pulled",
-    "corrupt": "a byte of it changes on its way, after the checksum was computed",
+    "corrupt": "its byte number `byte`, or one in the middle, changes on its way, after the checksum was computed",
 }
 """A transport that keeps order loses no frame out of the middle, so a loss is the loss of everything behind it."""
 _NAMED = (Kind.DATA, Kind.READY, Kind.OFFER, Kind.GRANT, Kind.MESSAGE)
@@ -51,6 +51,7 @@ class Rule:
     chance: float = 1.0
     seed: int = 0
     seconds: float = 0.0
+    byte: int | None = None
 
     def __post_init__(self) -> None:
         words = {"fault": FAULTS, "kind": [kind.name for kind in Kind if kind != Kind.SKIP], "op": KINDS}
@@ -58,7 +59,16 @@ class Rule:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise ConfigError("faults", f"{name} {value!r} is none of {', '.join(known)}")
-        for name, least in {"rank": 0, "peer": 0, "seq": 0, "after": 0, "every": 1, "count": 1, "seconds": 0}.items():
+        for name, least in {
+            "rank": 0,
+            "peer": 0,
+            "seq": 0,
+            "after": 0,
+            "every": 1,
+            "count": 1,
+            "seconds": 0,
+            "byte": 0,
+        }.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError("faults", f"{name}={value} of a {self.fault} must be at least {least}")

@@ -14,10 +14,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from echelon.comm.fabric import Fabric
 from echelon.comm.faults import Chooser, Rule
-from echelon.comm.frame import KEY_AT, Header
+from echelon.comm.frame import Header
 from echelon.comm.link import Link
 from echelon.comm.ring import Bytes
 from echelon.comm.stream import Parts, StreamLink
@@ -59,8 +60,8 @@ class FaultyLink:
         self._chooser = chooser
         self._cut: str | None = None
         self._is_silent = False
-        self._line: deque[tuple[float, Header, Bytes | None, bool]] = deque()
-        """What waits: when it may leave, and whether it is to be damaged."""
+        self._line: deque[tuple[float, Header, Bytes | None, Rule | None]] = deque()
+        """What waits: when it may leave, and the rule by which it is to be damaged."""
         self._due = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._timer: threading.Timer | None = None
 
@@ -81,16 +82,17 @@ class FaultyLink:
         if self._is_silent:
             return True
         due = time.monotonic() + (rule.seconds if rule is not None else 0.0)
-        if fault == "delay" or self._line or not self._send(header, payload, damaged=fault == "corrupt"):
-            self._line.append((due, header, None if payload is None else payload.copy(), fault == "corrupt"))
+        damages = rule if fault == "corrupt" else None
+        if fault == "delay" or self._line or not self._send(header, payload, damages):
+            self._line.append((due, header, None if payload is None else payload.copy(), damages))
             self._move_up()
         return True
 
-    def _send(self, header: Header, payload: Bytes | None, *, damaged: bool) -> bool:
-        if not damaged:
+    def _send(self, header: Header, payload: Bytes | None, damages: Rule | None) -> bool:
+        if damages is None:
             return self._link.push(header, payload)
         assert isinstance(self._link, StreamLink)
-        self._link.on_wire = damage
+        self._link.on_wire = partial(damage, byte=damages.byte)
         try:
             return self._link.push(header, payload)
         finally:
@@ -101,12 +103,12 @@ class FaultyLink:
         if self.lost:
             self._line.clear()
         while self._line:
-            due, header, payload, damaged = self._line[0]
+            due, header, payload, damages = self._line[0]
             left_s = due - time.monotonic()
             if left_s > 0:
                 self._wake_in(left_s)
                 return
-            if not self._send(header, payload, damaged=damaged):
+            if not self._send(header, payload, damages):
                 return
             self._line.popleft()
 
@@ -159,11 +161,8 @@ class FaultyLink:
         os.close(self._due)
 
 
-def damage(parts: Parts) -> Parts:
-    """The bytes as they leave, one of them changed: in the payload, or in the key that ends a frame without one."""
-    header, *payload = (bytearray(part) for part in parts)
-    if payload and payload[0]:
-        payload[0][len(payload[0]) // 2] ^= 0x40
-    else:
-        header[KEY_AT] ^= 0x40
-    return [header, *payload]
+def damage(parts: Parts, byte: int | None = None) -> Parts:
+    """The bytes as they leave, one of them changed: the one that is named, or else in the middle of the frame."""
+    frame = bytearray().join(parts)
+    frame[min(len(frame) - 1, len(frame) // 2 if byte is None else byte)] ^= 0x40
+    return [frame]

@@ -7,6 +7,7 @@ find out from the first frame, before a byte is applied.
 from __future__ import annotations
 
 import struct
+import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -17,9 +18,10 @@ EAGER_BYTES = 64 << 10
 """So much goes to a peer that may not have called yet; for more, it says that it is ready first."""
 
 _LAYOUT = struct.Struct("<BBBBiqQIIQQIII")
-assert _LAYOUT.size <= HEADER_BYTES
-KEY_AT = _LAYOUT.size - 4
-"""Where in a header the key is."""
+_SEAL = struct.Struct("<I")
+SEAL_AT = HEADER_BYTES - _SEAL.size
+"""Where in a header its own checksum is: its size is trusted before its payload has come."""
+assert _LAYOUT.size <= SEAL_AT
 
 
 class Kind(IntEnum):
@@ -68,6 +70,17 @@ class Header(NamedTuple):
             buffer, at, self.kind, call.op, call.dtype, call.reduce, call.root, call.numel, self.group, self.seq,
             self.move, self.offset, self.size, self.tag, self.checksum, self.key,
         )  # fmt: skip
+
+
+def seal(buffer: bytearray) -> None:
+    """Write the checksum of a header that starts there."""
+    _SEAL.pack_into(buffer, SEAL_AT, zlib.crc32(memoryview(buffer)[:SEAL_AT]))
+
+
+def is_sealed(view: memoryview, at: int) -> bool:
+    """Whether a header is as it was when it was sealed."""
+    found: int = _SEAL.unpack_from(view, at + SEAL_AT)[0]
+    return found == zlib.crc32(view[at : at + SEAL_AT])
 
 
 def unpack_from(buffer: memoryview | bytearray, at: int) -> Header:

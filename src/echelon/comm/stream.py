@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from echelon.comm.frame import FRAME_BYTES, HEADER_BYTES, Header, unpack_from
+from echelon.comm.frame import FRAME_BYTES, HEADER_BYTES, Header, is_sealed, seal, unpack_from
 from echelon.comm.ring import Bytes
 
 Parts = Sequence[memoryview | bytearray]
@@ -95,7 +95,8 @@ class StreamLink:
         self._key = key
         self._sent = 0
         self._received = 0
-        self._checked: Header | None = None
+        self._header: Header | None = None
+        self._is_checked = False
         self.on_wire: Callable[[Parts], Parts] | None = None
         """What happens to a frame on its way, where a test has it so (faulty_link.py)."""
 
@@ -108,6 +109,7 @@ class StreamLink:
         packed = bytearray(HEADER_BYTES)
         checksum = zlib.crc32(payload.data) if payload is not None else 0
         header._replace(checksum=checksum, key=self._key).pack_into(packed, 0)
+        seal(packed)
         parts: Parts = [packed] if payload is None else [packed, payload.data]
         self._guarded(partial(lane.write, self.on_wire(parts) if self.on_wire is not None else parts))
         self._sent += 1
@@ -124,9 +126,7 @@ class StreamLink:
         try:
             if not lane.fill(HEADER_BYTES):
                 return None
-            header = self._checked or unpack_from(lane.view, lane.start)
-            if header.key != self._key or header.size > FRAME_BYTES:
-                raise ConnectionResetError("what came is no frame of this group")
+            header = self._header or self._open(lane)
             if not lane.fill(HEADER_BYTES + header.size):
                 return None
         except OSError as error:
@@ -134,18 +134,28 @@ class StreamLink:
             return None
         start = lane.start + HEADER_BYTES
         payload = lane.bytes[start : start + header.size]
-        if self._checked is None:
+        if not self._is_checked:
             if header.size and zlib.crc32(payload.data) != header.checksum:
                 self.lost = f"a frame of {header.size} bytes was damaged on its way"
                 return None
-            self._checked = header
+            self._is_checked = True
         return header, payload
 
+    def _open(self, lane: Lane) -> Header:
+        """The header of the next frame, once it is known to be one."""
+        header = unpack_from(lane.view, lane.start)
+        if header.key != self._key:
+            raise ConnectionResetError("what came is no frame of this group")
+        if not is_sealed(lane.view, lane.start) or header.size > FRAME_BYTES:
+            raise ConnectionResetError("the header of a frame was damaged on its way")
+        self._header = header
+        return header
+
     def pop(self) -> None:
-        assert self._checked is not None
+        assert self._header is not None
         lane = self._lanes[self._received % len(self._lanes)]
-        lane.start += HEADER_BYTES + self._checked.size
-        self._checked = None
+        lane.start += HEADER_BYTES + self._header.size
+        self._header, self._is_checked = None, False
         self._received += 1
 
     @property

@@ -131,35 +131,53 @@ def _fold(ranks: int) -> tuple[int, list[list[int]]]:
     return inner, [[rank] + ([rank + inner] if rank + inner < ranks else []) for rank in range(inner)]
 
 
-def tree_reduce_scatter(ranks: int) -> Moves:
+def _halving(ranks: int) -> list[Move]:
     inner, owned = _fold(ranks)
-    everything = range(ranks)
-    fold = [m for guest in range(inner, ranks) for m in _send(0, guest, guest - inner, everything, add=True)]
-    halving: list[Move] = []
+    moves: list[Move] = []
     for phase, distance in enumerate(_halves(ranks)):
         for rank in range(inner):
             other = rank ^ distance
             # What `other` and those it will still speak to answer for: ranks like it in all bits from here up.
             far = [piece for r in range(inner) if r // distance == other // distance for piece in owned[r]]
-            halving += _send(phase, rank, other, sorted(far), add=True)
-    unfold = [m for guest in range(inner, ranks) for m in _send(0, guest - inner, guest, [guest])]
-    return one_after_another(fold, halving, unfold)
+            moves += _send(phase, rank, other, sorted(far), add=True)
+    return moves
 
 
-def tree_all_gather(ranks: int) -> Moves:
+def _doubling(ranks: int) -> list[Move]:
     inner, owned = _fold(ranks)
-    fold = [m for guest in range(inner, ranks) for m in _send(0, guest, guest - inner, [guest])]
-    doubling: list[Move] = []
+    moves: list[Move] = []
     for phase, distance in enumerate(reversed(_halves(ranks))):
         for rank in range(inner):
             mine = [piece for r in range(inner) if r // distance == rank // distance for piece in owned[r]]
-            doubling += _send(phase, rank, rank ^ distance, sorted(mine))
+            moves += _send(phase, rank, rank ^ distance, sorted(mine))
+    return moves
+
+
+def _guests(ranks: int) -> Iterator[tuple[int, int]]:
+    """Ranks beyond the power of two, and their partners."""
+    inner, _ = _fold(ranks)
+    return ((guest, guest - inner) for guest in range(inner, ranks))
+
+
+def tree_reduce_scatter(ranks: int) -> Moves:
+    fold = [m for guest, host in _guests(ranks) for m in _send(0, guest, host, range(ranks), add=True)]
+    unfold = [m for guest, host in _guests(ranks) for m in _send(0, host, guest, [guest])]
+    return one_after_another(fold, _halving(ranks), unfold)
+
+
+def tree_all_gather(ranks: int) -> Moves:
+    fold = [m for guest, host in _guests(ranks) for m in _send(0, guest, host, [guest])]
     unfold = [
-        m
-        for guest in range(inner, ranks)
-        for m in _send(0, guest - inner, guest, [piece for piece in range(ranks) if piece != guest])
+        m for guest, host in _guests(ranks) for m in _send(0, host, guest, [p for p in range(ranks) if p != guest])
     ]
-    return one_after_another(fold, doubling, unfold)
+    return one_after_another(fold, _doubling(ranks), unfold)
+
+
+def tree_all_reduce(ranks: int) -> Moves:
+    """One and then the other, but that a guest's piece does not travel to it and back in between."""
+    fold = [m for guest, host in _guests(ranks) for m in _send(0, guest, host, range(ranks), add=True)]
+    unfold = [m for guest, host in _guests(ranks) for m in _send(0, host, guest, range(ranks))]
+    return one_after_another(fold, _halving(ranks), _doubling(ranks), unfold)
 
 
 def tree_broadcast(ranks: int, root: int, pieces: Sequence[int]) -> Moves:

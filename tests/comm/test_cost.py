@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm.ranks import check, run_ranks
-from echelon.comm.choose import cut
 from echelon.comm.collectives import TOPOLOGIES
 from echelon.comm.cost import messages_of_send, predict, predict_all_to_all
 from echelon.comm.frame import EAGER_BYTES, FRAME_BYTES

@@ -68,7 +68,7 @@ class Calls:
         results: Sequence[Memory] = (),
     ) -> Operation:
         if has_root:
-            self._check_member(asked.root)
+            _check_member(asked.root, self.size)
         arithmetic: Arithmetic | None = arithmetic_of(dtype, asked.reduction) if reduces else None
         topology = choose_topology(kind, size_bytes, self._hosts, self._wanted)
         root = asked.root if has_root else 0
@@ -103,16 +103,6 @@ class Calls:
     def _submit(self, operation: Operation, background: bool, size_bytes: int) -> Operation:
         self.driver.submit(operation, background=background, small=size_bytes <= SMALL_BYTES)
         return operation
-
-    def _check_member(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"rank {rank} is no member of a group of {self.size}")
-
-    def _check_rows(self, rows: Sequence[Tensor | Array]) -> None:
-        if len(rows) != self.size:
-            raise ValueError(
-                f"there are {len(rows)} tensors, and one for each of the group's {self.size} ranks is needed"
-            )
 
     def all_reduce(self, tensor: Tensor, asked: Asked) -> Operation:
         memory = Memory(tensor)
@@ -154,7 +144,7 @@ class Calls:
 
     def all_gather(self, rows: Sequence[Array], mine: Tensor, results: Sequence[Memory], asked: Asked) -> Operation:
         """`rows[r]` becomes what rank r gives."""
-        self._check_rows(rows)
+        _check_rows(rows, self.size)
         given = Memory(mine).array
         if rows[self._rank].size != given.size:
             raise ValueError(f"the place for this rank's {given.size} elements has {rows[self._rank].size}")
@@ -168,7 +158,7 @@ class Calls:
     def gather(self, outputs: Sequence[Tensor], mine: Tensor, asked: Asked) -> Operation:
         given = Memory(mine).array
         if self._rank == asked.root:
-            self._check_rows(outputs)
+            _check_rows(outputs, self.size)
             results = [Memory(output) for output in outputs]
             results[asked.root].array[:] = given
             pieces = [Piece(memory.array.size, memory.array, memory.array) for memory in results]
@@ -179,7 +169,7 @@ class Calls:
     def scatter(self, output: Tensor, inputs: Sequence[Tensor], asked: Asked) -> Operation:
         memory = Memory(output)
         if self._rank == asked.root:
-            self._check_rows(inputs)
+            _check_rows(inputs, self.size)
             given = [Memory(one).array for one in inputs]
             memory.array[:] = given[asked.root]
             pieces = [Piece(one.size, one, None) for one in given]
@@ -191,7 +181,7 @@ class Calls:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Array], asked: Asked) -> Operation:
         """`output` becomes the sum of what all ranks have in the row of this one. The rows are left as they are."""
-        self._check_rows(rows)
+        _check_rows(rows, self.size)
         memory, rank = Memory(output), self._rank
         if rows[rank].size != memory.array.size:
             raise ValueError(f"the output has {memory.array.size} elements; this rank's share has {rows[rank].size}")
@@ -208,8 +198,8 @@ class Calls:
     def all_to_all(
         self, outs: Sequence[Array], ins: Sequence[Array], dtype: torch.dtype, results: Sequence[Memory], asked: Asked
     ) -> Operation:
-        self._check_rows(outs)
-        self._check_rows(ins)
+        _check_rows(outs, self.size)
+        _check_rows(ins, self.size)
         if outs[self._rank].size != ins[self._rank].size:
             raise ValueError(f"this rank gives itself {ins[self._rank].size} and expects {outs[self._rank].size}")
         outs[self._rank][:] = ins[self._rank]
@@ -241,11 +231,21 @@ class Calls:
 
     def _message(self, tensor: Tensor, peer: int | None, tag: int) -> tuple[Memory, Call]:
         if peer is not None:
-            self._check_member(peer)
+            _check_member(peer, self.size)
         if not 0 <= tag <= LARGEST_TAG:
             raise ValueError(f"tag={tag}: a tag is a number from 0 to {LARGEST_TAG}")
         memory = Memory(tensor)
         return memory, encode_call("send", "direct", tensor.dtype, None, None, memory.array.size)
+
+
+def _check_member(rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is no member of a group of {size}")
+
+
+def _check_rows(rows: Sequence[Tensor | Array], size: int) -> None:
+    if len(rows) != size:
+        raise ValueError(f"one tensor for each of the {size} ranks is needed, and there are {len(rows)}")
 
 
 def _give_back(memories: Sequence[Memory]) -> None:

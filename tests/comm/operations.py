@@ -37,7 +37,7 @@ KINDS = (
 REDUCING = tuple(kind for kind in KINDS if "reduce" in kind)
 ROWS = ("all_gather", "gather", "scatter", "all_to_all", "reduce_scatter")
 """Kinds, and beginnings of kinds, that move a row for each rank."""
-EDGES_BYTES = (0, 1, 8, 1000, 32 << 10, 64 << 10, (64 << 10) + 16, 256 << 10, (256 << 10) + 16, 1 << 20)
+EDGES_BYTES = (0, 1, 8, 1000, 32 << 10, 64 << 10, (64 << 10) + 16, 256 << 10, (256 << 10) + 16, 1 << 20, 3 << 20)
 """Where the backend changes its ways: another topology, a question before sending, another frame."""
 
 
@@ -80,7 +80,8 @@ def draw_operations(seed: int, ranks: int, count: int, largest_bytes: int) -> tu
 
 
 def _draw_operation(dice: random.Random, number: int, groups: Sequence[Members], largest_bytes: int) -> Operation:
-    group = dice.randrange(len(groups))
+    # What is chosen when nobody says which topology is what most programs run.
+    group = dice.choices(range(len(groups)), [4 if one.topology is None else 1 for one in groups])[0]
     size = len(groups[group].ranks)
     kind = dice.choice(KINDS)
     reduces = kind in REDUCING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -253,6 +254,8 @@ def run_operations(groups: Sequence[Members], operations: Sequence[Operation], s
     for op in operations:
         if op.group not in mine:
             continue
+        if dice.random() < 0.1:
+            time.sleep(dice.uniform(0, 0.003))  # behind the others, whose frames come before the call
         under_way.append((op, *mine[op.group].start(op)))
         ran += 1
         while len(under_way) > dice.randrange(8):

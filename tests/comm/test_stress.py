@@ -35,7 +35,7 @@ def stress(folder: Path, ranks: int, seed: int, count: int, largest_bytes: int, 
 def test_random_operations_give_exactly_what_they_should(tmp_path, spread, place):
     ranks, on_each = PLACES[place]
     spread(on_each)
-    assert sum(stress(tmp_path, ranks, 1, 150, 8 << 20)) >= 150
+    assert sum(stress(tmp_path, ranks, 1, 300, 8 << 20)) >= 300
 
 
 @pytest.mark.soak
@@ -49,7 +49,7 @@ def test_thousands_of_random_operations_give_exactly_what_they_should(tmp_path, 
 
 
 def test_the_operations_that_are_drawn_are_of_every_kind_and_topology():
-    groups, operations = draw_operations(1, 4, 3000, 64 << 20)
+    groups, operations = draw_operations(1, 4, 6000, 64 << 20)
     assert {op.kind for op in operations} == set(KINDS)
     assert {one.topology for one in groups} == set(TOPOLOGIES)
     for topology in TOPOLOGIES:

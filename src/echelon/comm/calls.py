@@ -16,7 +16,7 @@ from echelon.comm.choose import choose_topology, cut
 from echelon.comm.collective import Collective
 from echelon.comm.collectives import HostsKey, Shape, pieces_of
 from echelon.comm.communicator import Communicator
-from echelon.comm.cost import predict
+from echelon.comm.cost import Cost, predict
 from echelon.comm.drive import Driver
 from echelon.comm.frame import Call
 from echelon.comm.memory import Memory, is_same
@@ -69,7 +69,7 @@ class Calls:
         results: Sequence[Memory] = (),
     ) -> Operation:
         if has_root:
-            self._check_member(asked.root)
+            _check_member(asked.root, self.size)
         arithmetic: Arithmetic | None = arithmetic_of(dtype, asked.reduction) if reduces else None
         topology = choose_topology(kind, size_bytes, self._hosts, self._wanted)
         root = asked.root if has_root else 0
@@ -107,21 +107,7 @@ class Calls:
 
     def cost(self, kind: str, tensor: Tensor) -> int:
         """The bytes that this rank is going to send for a collective of such a tensor."""
-        half = tensor.dtype in (torch.float16, torch.bfloat16)
-        cost = predict(
-            kind, hosts=self._hosts, numel=tensor.numel(), itemsize=tensor.itemsize, half=half, topology=self._wanted
-        )
-        return cost.size_bytes(self._rank)
-
-    def _check_member(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"rank {rank} is no member of a group of {self.size}")
-
-    def _check_rows(self, rows: Sequence[Tensor | Array]) -> None:
-        if len(rows) != self.size:
-            raise ValueError(
-                f"there are {len(rows)} tensors, and one for each of the group's {self.size} ranks is needed"
-            )
+        return _cost(kind, tensor, self._hosts, self._wanted).size_bytes(self._rank)
 
     def all_reduce(self, tensor: Tensor, asked: Asked) -> Operation:
         memory = Memory(tensor)
@@ -163,7 +149,7 @@ class Calls:
 
     def all_gather(self, rows: Sequence[Array], mine: Tensor, results: Sequence[Memory], asked: Asked) -> Operation:
         """`rows[r]` becomes what rank r gives."""
-        self._check_rows(rows)
+        _check_rows(rows, self.size)
         given = Memory(mine).array
         if rows[self._rank].size != given.size:
             raise ValueError(f"the place for this rank's {given.size} elements has {rows[self._rank].size}")
@@ -177,7 +163,7 @@ class Calls:
     def gather(self, outputs: Sequence[Tensor], mine: Tensor, asked: Asked) -> Operation:
         given = Memory(mine).array
         if self._rank == asked.root:
-            self._check_rows(outputs)
+            _check_rows(outputs, self.size)
             results = [Memory(output, filled=False) for output in outputs]
             results[asked.root].array[:] = given
             pieces = [Piece(memory.array.size, memory.array, memory.array) for memory in results]
@@ -188,7 +174,7 @@ class Calls:
     def scatter(self, output: Tensor, inputs: Sequence[Tensor], asked: Asked) -> Operation:
         memory = Memory(output, filled=False)
         if self._rank == asked.root:
-            self._check_rows(inputs)
+            _check_rows(inputs, self.size)
             given = [Memory(one).array for one in inputs]
             memory.array[:] = given[asked.root]
             pieces = [Piece(one.size, one, None) for one in given]
@@ -200,7 +186,7 @@ class Calls:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Array], asked: Asked) -> Operation:
         """`output` becomes the sum of what all ranks have in the row of this one. The rows are left as they are."""
-        self._check_rows(rows)
+        _check_rows(rows, self.size)
         memory, rank = Memory(output, filled=False), self._rank
         if rows[rank].size != memory.array.size:
             raise ValueError(f"the output has {memory.array.size} elements; this rank's share has {rows[rank].size}")
@@ -217,8 +203,8 @@ class Calls:
     def all_to_all(
         self, outs: Sequence[Array], ins: Sequence[Array], dtype: torch.dtype, results: Sequence[Memory], asked: Asked
     ) -> Operation:
-        self._check_rows(outs)
-        self._check_rows(ins)
+        _check_rows(outs, self.size)
+        _check_rows(ins, self.size)
         if outs[self._rank].size != ins[self._rank].size:
             raise ValueError(f"this rank gives itself {ins[self._rank].size} and expects {outs[self._rank].size}")
         outs[self._rank][:] = ins[self._rank]
@@ -251,11 +237,26 @@ class Calls:
 
     def _message(self, tensor: Tensor, peer: int | None, tag: int, *, filled: bool) -> tuple[Memory, Call]:
         if peer is not None:
-            self._check_member(peer)
+            _check_member(peer, self.size)
         if not 0 <= tag <= LARGEST_TAG:
             raise ValueError(f"tag={tag}: a tag is a number from 0 to {LARGEST_TAG}")
         memory = Memory(tensor, filled=filled)
         return memory, encode_call("send", "direct", tensor.dtype, None, None, memory.array.size)
+
+
+def _cost(kind: str, tensor: Tensor, hosts: HostsKey, wanted: str | None) -> Cost:
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return predict(kind, hosts=hosts, numel=tensor.numel(), itemsize=tensor.itemsize, half=half, topology=wanted)
+
+
+def _check_member(rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is no member of a group of {size}")
+
+
+def _check_rows(rows: Sequence[Tensor | Array], size: int) -> None:
+    if len(rows) != size:
+        raise ValueError(f"one tensor for each of the {size} ranks is needed, and there are {len(rows)}")
 
 
 def _give_back(memories: Sequence[Memory]) -> None:

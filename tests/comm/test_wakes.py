@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from comm.ranks import check, run_ranks
-from comm.test_hosts import spread  # noqa: F401 (a fixture)
 from comm.test_interfaces import apart, hosts_module, needs_hosts  # noqa: F401 (one is a fixture)
 
 STALL_S = 0.6
@@ -41,14 +40,14 @@ def test_calls_in_the_background_never_stall_on_a_slow_link(tmp_path, apart):  #
 
 
 @pytest.mark.parametrize("on_each", [1, 2], ids=["over sockets", "through shared memory"])
-def test_calls_begun_in_the_background_and_waited_for_later_never_stall(tmp_path, spread, on_each):  # noqa: F811
+def test_calls_begun_in_the_background_and_waited_for_later_never_stall(tmp_path, spread, on_each):
     spread(on_each)
 
     assert max(check(run_ranks(tmp_path, 2, many_at_once))) < STALL_S
 
 
 @pytest.mark.parametrize("on_each", [1, 2], ids=["over sockets", "through shared memory"])
-def test_threads_that_wait_for_different_calls_never_stall_each_other(tmp_path, spread, on_each):  # noqa: F811
+def test_threads_that_wait_for_different_calls_never_stall_each_other(tmp_path, spread, on_each):
     spread(on_each)
 
     def work(rank: int):

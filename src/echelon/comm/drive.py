@@ -65,7 +65,8 @@ class Driver:
             if small:
                 self._drive(operation, time.monotonic() + INLINE_S)
             if not operation.done:
-                os.eventfd_write(self._nudge, 1)
+                with self._lock:
+                    self._call_the_thread()
 
     def wait(self, operation: Operation, until: float | None = None) -> bool:
         """Drive until the operation is done, or `until` has come (False). Its own bound ends it with an error."""
@@ -78,8 +79,12 @@ class Driver:
                 with self._lock:
                     self._waiters -= 1
                     if self.fabric.operations and not self._waiters:
-                        os.eventfd_write(self._nudge, 1)
+                        self._call_the_thread()
         return operation.done
+
+    def _call_the_thread(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._nudge, 1)
 
     def _drive(self, operation: Operation, until: float | None) -> None:
         idle = 0
@@ -138,6 +143,8 @@ class Driver:
     def _sleep(self, longest_s: float) -> bool:
         """Until something happens on a link, or another thread moved something; whether there was something to do."""
         with self._lock:
+            if self._closed:
+                return False
             bed = self._spare.pop() if self._spare else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._sleeping[bed] = frozenset()
             if self._inbox is not None:
@@ -178,6 +185,8 @@ class Driver:
         return poll, owner, frozenset(written)
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
+        if self._closed:
+            return
         for fd, _ in events:
             if fd in owner:
                 owner[fd].look()
@@ -223,17 +232,22 @@ class Driver:
         return is_last
 
     def close(self) -> None:
-        """Write what is still to be written, for a while, and let go of everything."""
+        """Write what is still to be written, for a while, and let go of everything. A second time there is nothing."""
         until = time.monotonic() + LINGER_S
         while self.fabric.unsent and time.monotonic() < until:
             self._round()
             time.sleep(0.001)
-        self._closed = True
-        os.eventfd_write(self._nudge, 1)
         with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.eventfd_write(self._nudge, 1)
             self._wake_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(LINGER_S)
+        # Whoever sleeps in another thread wakes now; until then the descriptors are still in use.
+        while self._sleeping and time.monotonic() < until + LINGER_S:
+            time.sleep(0.0005)
         with self._lock:
             self.fabric.close()
             self._inbox = None

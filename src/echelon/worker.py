@@ -172,11 +172,12 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
         local_workers=_number("LOCAL_WORLD_SIZE", least=1, most=workers, default=workers),
         cores=len(os.sched_getaffinity(0)),
     )
+    meeting = meeting_around_us()
     stopping = Stopping()
     line = TerminalLine(stopping, rank)
     with stop_on_signals(stopping, lambda: _end_at_once(request, rank, stopping, line)):
         try:
-            return run_one(request, place, meeting_around_us, lambda: _checked(job), line)
+            return run_one(request, place, lambda: meeting, lambda: _checked(job), line)
         except PeerLost as error:
             # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
             sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -19,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from comm.held import what_is_held
 from comm.ranks import answer_of, check, end, start
 from echelon.errors import PeerLost, Timeout
 
@@ -104,20 +103,6 @@ def survive(folder: Path, cycle: Cycle, place: int, ranks: int) -> None:
         assert lost.rank == cycle.victim, lost
     if dist.is_initialized():
         getattr(dist.distributed_c10d, cycle.leaves_by)()
-
-
-def what_is_held() -> dict[str, Any]:
-    """Everything a group may leave behind in its process."""
-    gc.collect()
-    own = Path("/proc/self")
-    links = [str(fd.readlink()) for fd in (own / "fd").iterdir() if fd.is_symlink()]
-    return {
-        "descriptors": dict(sorted(Counter(link.split(":")[0] for link in links).items())),
-        "mappings": (own / "maps").read_text().count("memfd:echelon"),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
-        "tasks": len(list((own / "task").iterdir())),
-        "children": "".join((task / "children").read_text() for task in (own / "task").iterdir()),
-    }
 
 
 def outlive(folder: Path, cycles: list[Cycle], place: int, ranks: int) -> int:

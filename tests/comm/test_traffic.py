@@ -18,7 +18,8 @@ def counted(*sizes: int) -> Snapshot:
     traffic = Traffic()
     for size in sizes:
         traffic.count(("all_reduce", 1, "shm"), size)
-        traffic.ended("all_reduce", 0.5, {("all_reduce", 1, "shm"): 0.25}, failed=False)
+        traffic.ended("all_reduce", 0.5, False, size)
+        traffic.handed_s["all_reduce", 1, "shm"] += 0.25
     return traffic.snapshot()
 
 
@@ -26,15 +27,16 @@ def test_counts_add_up_by_operation_peer_and_transport():
     traffic = Traffic()
     for place in (("send", 1, "shm"), ("send", 1, "tcp"), ("send", 2, "shm"), ("send", 1, "shm")):
         traffic.count(place, 10)
-    traffic.ended("send", 2.0, {("send", 1, "shm"): 1.5}, failed=False)
-    traffic.ended("send", 1.0, {}, failed=True)
+    traffic.ended("send", 2.0, False, 40)
+    traffic.handed_s["send", 1, "shm"] += 1.5
+    traffic.ended("send", 1.0, True, 2)
     assert traffic.snapshot() == Snapshot(
         sent=(
             Sent(op="send", peer=1, transport="shm", size_bytes=20, messages=2, seconds=1.5),
             Sent(op="send", peer=1, transport="tcp", size_bytes=10, messages=1),
             Sent(op="send", peer=2, transport="shm", size_bytes=10, messages=1),
         ),
-        called=(Called(op="send", calls=2, failed=1, seconds=3.0),),
+        called=(Called(op="send", calls=2, failed=1, seconds=3.0, predicted_bytes=42),),
     )
     assert traffic.snapshot().size_bytes == traffic.sent_bytes == 40
 

@@ -78,11 +78,12 @@ class Buffer:
             brought = plain if self._is_wide(action) else arithmetic.widen(plain)
         # By rank, so that two ranks which exchange everything compute the very same.
         low, high = (brought, mine) if action.peer < self._rank else (mine, brought)
-        arithmetic.combine(low, high, out=out)
-        if action.completes:
-            arithmetic.finish(out, self._ranks)
-            if arithmetic.wide is not None:
-                arithmetic.narrow(out, result[start:stop])
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are values like others, as in torch
+            arithmetic.combine(low, high, out=out)
+            if action.completes:
+                arithmetic.finish(out, self._ranks)
+                if arithmetic.wide is not None:
+                    arithmetic.narrow(out, result[start:stop])
 
     def _sums(self, piece: int, count: int, dtype: np.dtype[np.float32]) -> Array:
         sums = self._wide.get(piece)

@@ -20,12 +20,15 @@ from echelon.comm.cost import predict
 from echelon.comm.drive import Driver
 from echelon.comm.frame import Call
 from echelon.comm.memory import Memory, is_same
-from echelon.comm.message import Receiving, Sending
+from echelon.comm.message import ANYONE, Receiving, Sending
 from echelon.comm.operation import Operation
 from echelon.comm.program import program_of
 
 SMALL_BYTES = 64 << 10
 """A call of at most so much is driven a moment by its caller, also when it is asynchronous."""
+
+LARGEST_TAG = 2**32 - 1
+"""What its place in a header holds."""
 
 Pieces = Callable[[int, frozenset[int]], Sequence[Piece]]
 """The pieces of a call, given into how many it is cut and which of them are added to on this rank."""
@@ -65,6 +68,8 @@ class Calls:
         has_root: bool = False,
         results: Sequence[Memory] = (),
     ) -> Operation:
+        if has_root:
+            self._check_member(asked.root)
         arithmetic: Arithmetic | None = arithmetic_of(dtype, asked.reduction) if reduces else None
         topology = choose_topology(kind, size_bytes, self._hosts, self._wanted)
         root = asked.root if has_root else 0
@@ -108,6 +113,16 @@ class Calls:
         )
         return cost.size_bytes(self._rank)
 
+    def _check_member(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is no member of a group of {self.size}")
+
+    def _check_rows(self, rows: Sequence[Tensor | Array]) -> None:
+        if len(rows) != self.size:
+            raise ValueError(
+                f"there are {len(rows)} tensors, and one for each of the group's {self.size} ranks is needed"
+            )
+
     def all_reduce(self, tensor: Tensor, asked: Asked) -> Operation:
         memory = Memory(tensor)
         array = memory.array
@@ -148,6 +163,7 @@ class Calls:
 
     def all_gather(self, rows: Sequence[Array], mine: Tensor, results: Sequence[Memory], asked: Asked) -> Operation:
         """`rows[r]` becomes what rank r gives."""
+        self._check_rows(rows)
         given = Memory(mine).array
         if rows[self._rank].size != given.size:
             raise ValueError(f"the place for this rank's {given.size} elements has {rows[self._rank].size}")
@@ -161,6 +177,7 @@ class Calls:
     def gather(self, outputs: Sequence[Tensor], mine: Tensor, asked: Asked) -> Operation:
         given = Memory(mine).array
         if self._rank == asked.root:
+            self._check_rows(outputs)
             results = [Memory(output, filled=False) for output in outputs]
             results[asked.root].array[:] = given
             pieces = [Piece(memory.array.size, memory.array, memory.array) for memory in results]
@@ -171,6 +188,7 @@ class Calls:
     def scatter(self, output: Tensor, inputs: Sequence[Tensor], asked: Asked) -> Operation:
         memory = Memory(output, filled=False)
         if self._rank == asked.root:
+            self._check_rows(inputs)
             given = [Memory(one).array for one in inputs]
             memory.array[:] = given[asked.root]
             pieces = [Piece(one.size, one, None) for one in given]
@@ -182,6 +200,7 @@ class Calls:
 
     def reduce_scatter(self, output: Tensor, rows: Sequence[Array], asked: Asked) -> Operation:
         """`output` becomes the sum of what all ranks have in the row of this one. The rows are left as they are."""
+        self._check_rows(rows)
         memory, rank = Memory(output, filled=False), self._rank
         if rows[rank].size != memory.array.size:
             raise ValueError(f"the output has {memory.array.size} elements; this rank's share has {rows[rank].size}")
@@ -198,6 +217,8 @@ class Calls:
     def all_to_all(
         self, outs: Sequence[Array], ins: Sequence[Array], dtype: torch.dtype, results: Sequence[Memory], asked: Asked
     ) -> Operation:
+        self._check_rows(outs)
+        self._check_rows(ins)
         if outs[self._rank].size != ins[self._rank].size:
             raise ValueError(f"this rank gives itself {ins[self._rank].size} and expects {outs[self._rank].size}")
         outs[self._rank][:] = ins[self._rank]
@@ -206,7 +227,7 @@ class Calls:
         return self._start("all_to_all", asked, dtype, size, lambda *_: pieces, results=results)
 
     def send(self, tensor: Tensor, peer: int, tag: int, asked: Asked) -> Operation:
-        data, call = self._message(tensor, filled=True)
+        data, call = self._message(tensor, peer, tag, filled=True)
         communicator = self.communicator
         with communicator.fabric.lock:
             communicator.check_failed()
@@ -216,7 +237,7 @@ class Calls:
         return self._submit(sending, asked.background, tensor.nbytes)
 
     def receive(self, tensor: Tensor, peer: int, tag: int, asked: Asked) -> Receiving:
-        data, call = self._message(tensor, filled=False)
+        data, call = self._message(tensor, None if peer == ANYONE else peer, tag, filled=False)
         communicator = self.communicator
         receiving = Receiving(communicator, peer, tag, data.array.view(np.uint8), call, asked.timeout_s)
         receiving.before_end(data.give_back)
@@ -227,7 +248,11 @@ class Calls:
         self._submit(receiving, asked.background, tensor.nbytes)
         return receiving
 
-    def _message(self, tensor: Tensor, *, filled: bool) -> tuple[Memory, Call]:
+    def _message(self, tensor: Tensor, peer: int | None, tag: int, *, filled: bool) -> tuple[Memory, Call]:
+        if peer is not None:
+            self._check_member(peer)
+        if not 0 <= tag <= LARGEST_TAG:
+            raise ValueError(f"tag={tag}: a tag is a number from 0 to {LARGEST_TAG}")
         memory = Memory(tensor, filled=filled)
         return memory, encode_call("send", "direct", tensor.dtype, None, None, memory.array.size)
 

@@ -186,7 +186,7 @@ class Driver:
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
         if self._closed:
-            return
+            return  # its descriptors are about to go
         for fd, _ in events:
             if fd in owner:
                 owner[fd].look()

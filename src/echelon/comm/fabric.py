@@ -6,8 +6,9 @@ an operation has something to send -> its link, while there is room
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from echelon.comm.communicator import Communicator
@@ -32,6 +33,8 @@ class Fabric:
         self._names = names
         self._buried: set[int] = set()
         self._communicators: dict[int, Communicator] = {}
+        self._made: Counter[int] = Counter()
+        self._gone: set[int] = set()
         self._homeless: dict[int, list[tuple[int, Header, Bytes]]] = {}
         self._outbox: dict[int, deque[tuple[Header, Bytes | None]]] = {peer: deque() for peer in links}
 
@@ -43,6 +46,13 @@ class Fabric:
         with self.lock:
             return self.traffic.snapshot()
 
+    def ident(self, name: str, members: Sequence[int]) -> int:
+        """A group's number on every member. One that is made again, by the same name, has another."""
+        with self.lock:
+            key = _hash(f"{name}/{list(members)}")
+            self._made[key] += 1
+            return _hash(f"{key}/{self._made[key]}")
+
     def add(self, communicator: Communicator) -> None:
         """From now on frames of this group find it; those that came before it was made, too."""
         with self.lock:
@@ -53,7 +63,8 @@ class Fabric:
     def remove(self, communicator: Communicator) -> bool:
         """Forget a group; whether it was the last."""
         with self.lock:
-            self._communicators.pop(communicator.id, None)
+            if self._communicators.pop(communicator.id, None) is not None:
+                self._gone.add(communicator.id)
             return not self._communicators
 
     def send(self, peer: int, header: Header, payload: Bytes | None) -> bool:
@@ -98,7 +109,9 @@ class Fabric:
         while (found := link.peek()) is not None:
             header, payload = found
             communicator = self._communicators.get(header.group)
-            if communicator is None:
+            if header.group in self._gone:
+                pass  # sent before its sender knew
+            elif communicator is None:
                 self._homeless.setdefault(header.group, []).append((peer, header, payload.copy()))
             elif not communicator.arrived(peer, header, payload, keep=keep):
                 break
@@ -144,3 +157,7 @@ class Fabric:
             link.close()
         self.links.clear()
         self._outbox.clear()
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -95,8 +95,9 @@ class Receiving(Operation):
     def begin(self, source: int, header: Header, payload: Bytes) -> None:
         """An offer was matched; a small one is all there is."""
         self.source = source
-        if header.offset != self._data.size:
-            self.communicator.disagree(source, self.call._replace(numel=self._data.size), header.call)
+        if header.call != self.call:
+            self.communicator.disagree(source, self.call, header.call)
+            self.finish(self.communicator.failed)  # the mailbox has it no more
             return
         if header.size == header.offset:
             self._data[:] = payload

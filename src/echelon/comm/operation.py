@@ -45,11 +45,11 @@ class Operation:
                 self._before_end()
             self.error = error
             self.done = True
-            handed_s = {place: moment - self.began for place, moment in self.handed.items()}
-            elapsed_s = time.monotonic() - self.began
-            self.communicator.fabric.traffic.ended(
-                self.op, elapsed_s, handed_s, failed=error is not None, predicted_bytes=self.predicted_bytes
-            )
+            seconds = time.monotonic() - self.began
+            traffic = self.communicator.fabric.traffic
+            traffic.ended(self.op, seconds, error is not None, self.predicted_bytes)
+            for place, moment in self.handed.items():
+                traffic.handed_s[place] += moment - self.began
 
     def before_end(self, call: Callable[[], None]) -> None:
         """Something to do with the result before anybody hears that it is there."""

@@ -6,7 +6,6 @@ are understood.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -52,8 +51,7 @@ class EchelonGroup(NamedGroup):
         self.driver = driver
         self._wanted = wanted
         self._host_names = [host_names[member] for member in members]
-        ident = hashlib.blake2b(f"{name}/{list(members)}".encode(), digest_size=8).digest()
-        self._communicator = Communicator(fabric, int.from_bytes(ident, "little"), members, timeout.total_seconds())
+        self._communicator = Communicator(fabric, fabric.ident(name, members), members, timeout.total_seconds())
         self._calls = Calls(driver, self._communicator, _by_host(self._host_names), wanted)
         self.gpus = Gpus(store, self._rank, [fabric.name_of(member) for member in members], timeout, fabric.traffic)
         fabric.add(self._communicator)

@@ -33,11 +33,16 @@ class Suspicion:
             self._communicator.control(peer, Header(Kind.ASK, call, self._communicator.id, seq))
 
     def look(self, operation: Operation, now: float) -> None:
-        """The bound of an operation has passed. Ask; and when there was time to answer, judge."""
+        """The bound of an operation has passed. Ask; and when there was time to answer, judge. Who finds nobody silent,
+        and nobody who has not called, only waits for a rank that waits itself: it leaves the first word to others.
+        """
         if self._judge_at is None:
             self._judge_at = now + GRACE_S
             self.ask(operation)
-        elif now >= self._judge_at or len(self.answers) == len(self._communicator.others):
+            return
+        all_answered = len(self.answers) == len(self._communicator.others)
+        knows_whom = NOT_YET in self.answers.values() if all_answered else now >= self._judge_at
+        if knows_whom or now >= self._judge_at + GRACE_S:
             self._judge_at = None
             self._judge(operation)
 

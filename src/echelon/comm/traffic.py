@@ -10,6 +10,7 @@ calls going (grants, questions and their answers) and the headers are not counte
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -107,13 +108,14 @@ class Snapshot:
 
 class Traffic:
     """Counts, under the lock of the fabric. `rows` hold bytes and messages; `begun_bytes` is what the calls begun up to
-    now were going to send.
+    now were going to send; `handed_s` is summed over calls, from their beginning until the last message to a place was
+    handed over.
     """
 
     def __init__(self) -> None:
         self.rows: dict[Place, list[int]] = {}
         self.begun_bytes = 0
-        self._handed_s: dict[Place, float] = {}
+        self.handed_s: defaultdict[Place, float] = defaultdict(float)
         self._called: dict[str, tuple[int, int, float, int]] = {}
 
     def count(self, place: Place, size_bytes: int) -> None:
@@ -128,16 +130,12 @@ class Traffic:
         """A call that somebody else carries, of which neither messages nor seconds are known."""
         self.count(place, size_bytes)
         self.begun_bytes += size_bytes
-        self.ended(place[0], 0.0, {}, failed=False, predicted_bytes=size_bytes)
+        self.ended(place[0], 0.0, False, size_bytes)
 
-    def ended(
-        self, op: str, seconds: float, handed_s: Mapping[Place, float], *, failed: bool, predicted_bytes: int = 0
-    ) -> None:
-        """A call is over. `handed_s`: from its beginning until the last message was handed over, by place."""
+    def ended(self, op: str, seconds: float, failed: bool, predicted_bytes: int) -> None:
+        """A call is over."""
         calls, failures, total_s, total_bytes = self._called.get(op, (0, 0, 0.0, 0))
         self._called[op] = calls + 1, failures + failed, total_s + seconds, total_bytes + predicted_bytes
-        for place, elapsed_s in handed_s.items():
-            self._handed_s[place] = self._handed_s.get(place, 0.0) + elapsed_s
 
     @property
     def sent_bytes(self) -> int:
@@ -151,7 +149,7 @@ class Traffic:
                 transport=place[2],
                 size_bytes=row[0],
                 messages=row[1],
-                seconds=self._handed_s.get(place, 0.0),
+                seconds=self.handed_s.get(place, 0.0),
             )
             for place, row in self.rows.items()
         ]

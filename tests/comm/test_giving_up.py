@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from comm.held import what_is_held
 from comm.ranks import check, run_ranks
-from echelon.errors import OutOfStep, PeerLost
+from echelon.comm.collective import Collective
+from echelon.errors import Bug, OutOfStep, PeerLost
 
 WAYS: dict[str, Callable[[dist.ProcessGroup], None]] = {
     "abort": lambda group: group.abort(),
@@ -96,6 +97,44 @@ def test_hundreds_of_subgroups_that_were_given_up_leave_nothing(tmp_path, way):
         assert not fabric.operations
 
     check(run_ranks(tmp_path, 3, work))
+
+
+@pytest.mark.parametrize("numel", [10, 1_000_000])
+def test_a_message_to_a_group_that_its_receiver_has_destroyed_ends(tmp_path, numel):
+    def work(rank: int) -> list[str]:
+        group = dist.new_group()
+        dist.barrier()
+        if rank == 1:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        said = []
+        if rank == 0:
+            try:
+                dist.send(torch.ones(numel), 1, group=group)
+            except PeerLost as error:
+                said = [f"{error.rank} {error.during}"]
+        dist.barrier()
+        return said
+
+    sender, _ = check(run_ranks(tmp_path, 2, work, timeout_s=15))
+    assert sender == ([] if numel == 10 else ["1 a call of a group that it has destroyed"])
+
+
+def test_a_bug_in_what_moves_frames_ends_every_call_and_names_itself(tmp_path, monkeypatch):
+    def work(rank: int) -> str:
+        dist.barrier()
+        if rank == 1:
+            monkeypatch.setattr(Collective, "take", lambda *_: 1 // 0)
+        try:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(10))
+        except (Bug, ZeroDivisionError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    first, second = check(run_ranks(tmp_path, 2, work, timeout_s=15))
+    assert first.startswith("Bug: rank 1: ZeroDivisionError")
+    assert "ZeroDivisionError" in second
 
 
 MISMATCHES: dict[str, Callable[[int], object]] = {

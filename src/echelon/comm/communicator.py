@@ -188,14 +188,13 @@ class Communicator:
         if self.failed is not None:
             return
         self.failed = error
-        text: Bytes = np.frombuffer(json.dumps(encode(error)).encode(), dtype=np.uint8)
         for peer in self.others:
-            self.control(peer, Header(Kind.ABORT, Call(), self.id, 0, 0, 0, 0, text.size), text)
+            self.control(peer, *abort_frame(self.id, error))
         self._end_all(error)
 
     def leave(self) -> None:
         """The group is given up here, while others may go on: nobody may wait for what it still had to do."""
-        self.failed = self.failed or PeerLost(self.name_of(self.rank), "a call of a group that it has destroyed")
+        self.failed = self.failed or given_up_by(self.name_of(self.rank))
         self._end_all(self.failed)
 
     def _end_all(self, error: EchelonError) -> None:
@@ -204,3 +203,13 @@ class Communicator:
         self._collectives.clear()
         self._early.clear()
         self.mailbox.clear()
+
+
+def abort_frame(group: int, error: EchelonError) -> tuple[Header, Bytes]:
+    """Tells a member that the group has failed, and of what."""
+    text: Bytes = np.frombuffer(json.dumps(encode(error)).encode(), dtype=np.uint8)
+    return Header(Kind.ABORT, Call(), group, 0, 0, 0, 0, text.size), text
+
+
+def given_up_by(rank: int) -> PeerLost:
+    return PeerLost(rank, "a call of a group that it has destroyed")

@@ -3,10 +3,6 @@
 A thread of its own drives what nobody waits for, and answers when another rank asks whether this one is alive.
 
     submit: what goes at once ... wait: round, round, ... sleep, round -> done
-
-Several threads may sleep on the same descriptors, and what one of them takes out of a descriptor the others do not see
-any more. So who wakes deals with all there is, and whoever drives wakes those who sleep through something: the end of a
-call, or a lane that waits for room and that none of them watches.
 """
 
 from __future__ import annotations
@@ -21,7 +17,8 @@ from echelon.comm.communicator import Communicator
 from echelon.comm.fabric import Fabric
 from echelon.comm.link import Link
 from echelon.comm.operation import Operation
-from echelon.comm.ring import Segment, fence
+from echelon.comm.ring import Segment
+from echelon.comm.sleepers import Sleepers, drain
 
 INLINE_S = 0.001
 """A small call that is not waited for is driven so long by its caller, before it is left to the thread."""
@@ -43,12 +40,8 @@ class Driver:
     def __init__(self, fabric: Fabric, inbox: Segment | None, wake: int, spins: int) -> None:
         self.fabric = fabric
         self._lock = fabric.lock
-        self._inbox = inbox
-        self._wake = wake
+        self._sleepers = Sleepers(fabric, inbox, wake)
         self._spins = spins
-        self._sleeping: dict[int, frozenset[int]] = {}
-        """Of every thread that sleeps: the event descriptor that wakes it, and what it watches for room to write."""
-        self._spare: list[int] = []
         self._waiters = 0
         self._closed = False
         self._nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -105,19 +98,20 @@ class Driver:
 
     def _round(self) -> bool:
         with self._lock:
-            moved = self.fabric.round()
-            if self._sleeping and (self.fabric.ended or (self.fabric.unsent and self._is_unwatched())):
-                self._wake_all()
+            moved = self._move()
+            if self._sleepers.miss_something:
+                self._sleepers.wake()
         self._tell()
         return moved
 
-    def _is_unwatched(self) -> bool:
-        watched = frozenset().union(*self._sleeping.values())
-        return any(writes and fd not in watched for link in self.fabric.links.values() for fd, writes in link.watched())
-
-    def _wake_all(self) -> None:
-        for bed in self._sleeping:
-            os.eventfd_write(bed, 1)
+    def _move(self) -> bool:
+        """A round of the fabric. What fails there is a bug, and nobody may be left waiting for it."""
+        try:
+            return self.fabric.round()
+        except Exception as error:
+            self.fabric.break_off(error)
+            self._sleepers.wake()
+            raise
 
     def _tell(self) -> None:
         """Call those who wanted to hear of an end. Not under the lock: what they do is theirs."""
@@ -145,44 +139,23 @@ class Driver:
         with self._lock:
             if self._closed:
                 return False
-            bed = self._spare.pop() if self._spare else os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._sleeping[bed] = frozenset()
-            if self._inbox is not None:
-                self._inbox.asleep = True
-            fence()
-            moved = self.fabric.round() or self.fabric.make_way() or self.fabric.has_lost
-            poll, owner, written = self._watch()
-            poll.register(bed, select.POLLIN)
-            self._sleeping[bed] = written
-            if self.fabric.ended:
-                self._wake_all()
+            bed = self._sleepers.lie_down()
         events: list[tuple[int, int]] = []
+        owner: dict[int, Link] = {}
         try:
+            with self._lock:
+                moved = self._move() or self.fabric.make_way() or self.fabric.has_lost
+                poll, owner = self._sleepers.watch(bed)
+                if self.fabric.ended:
+                    self._sleepers.wake()
             if not moved:
                 events = poll.poll(max(0.0, longest_s) * 1000)
         finally:
             with self._lock:
-                del self._sleeping[bed]
-                _drain(bed)
-                self._spare.append(bed)
-                if not self._sleeping and self._inbox is not None:
-                    self._inbox.asleep = False
+                self._sleepers.get_up(bed)
         with self._lock:
             self._look([(fd, event) for fd, event in events if fd != bed], owner)
         return self._round() or moved
-
-    def _watch(self) -> tuple[select.poll, dict[int, Link], frozenset[int]]:
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        owner: dict[int, Link] = {}
-        written = set()
-        for link in self.fabric.links.values():
-            for fd, writes in link.watched():
-                poll.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
-                owner[fd] = link
-                if writes:
-                    written.add(fd)
-        return poll, owner, frozenset(written)
 
     def _look(self, events: Sequence[tuple[int, int]], owner: dict[int, Link]) -> None:
         if self._closed:
@@ -191,10 +164,10 @@ class Driver:
             if fd in owner:
                 owner[fd].look()
             else:
-                _drain(fd)
+                drain(fd)
         if self.fabric.has_lost:
             self.fabric.bury()
-            self._wake_all()
+            self._sleepers.wake()
 
     def _run(self) -> None:
         """The thread."""
@@ -213,12 +186,12 @@ class Driver:
         poll = select.poll()
         poll.register(self._nudge, select.POLLIN)
         if poll.poll(IDLE_S * 1000):
-            _drain(self._nudge)
+            drain(self._nudge)
         elif not self._waiters and not self._closed:
             self._round()
             with self._lock:
-                poll, owner, _ = self._watch()
-                self._look([(fd, event) for fd, event in poll.poll(0) if fd in owner], owner)
+                poll, owner = self._sleepers.watch()
+                self._look(poll.poll(0), owner)
             self._round()
 
     def leave(self, communicator: Communicator) -> bool:
@@ -226,7 +199,7 @@ class Driver:
         with self._lock:
             communicator.leave()
             self.fabric.sort_out()
-            self._wake_all()
+            self._sleepers.wake()
             is_last = self.fabric.remove(communicator)
         self._tell()
         return is_last
@@ -242,22 +215,13 @@ class Driver:
                 return
             self._closed = True
             os.eventfd_write(self._nudge, 1)
-            self._wake_all()
+            self._sleepers.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(LINGER_S)
         # Whoever sleeps in another thread wakes now; until then the descriptors are still in use.
-        while self._sleeping and time.monotonic() < until + LINGER_S:
+        while self._sleepers and time.monotonic() < until + LINGER_S:
             time.sleep(0.0005)
         with self._lock:
             self.fabric.close()
-            self._inbox = None
-            for fd in (self._nudge, self._wake, *self._spare):
-                os.close(fd)
-            self._spare.clear()
-
-
-def _drain(fd: int) -> None:
-    try:
-        os.eventfd_read(fd)
-    except BlockingIOError:
-        return
+            self._sleepers.close()
+            os.close(self._nudge)

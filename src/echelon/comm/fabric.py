@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 
-from echelon.comm.communicator import Communicator
-from echelon.comm.frame import Header
+from echelon.comm.communicator import Communicator, abort_frame, given_up_by
+from echelon.comm.frame import Header, Kind
 from echelon.comm.link import Link
 from echelon.comm.operation import Operation
 from echelon.comm.ring import Bytes
 from echelon.comm.traffic import Snapshot, Traffic
+from echelon.errors import Bug
 
 
 class Fabric:
@@ -110,7 +113,7 @@ class Fabric:
             header, payload = found
             communicator = self._communicators.get(header.group)
             if header.group in self._gone:
-                pass  # sent before its sender knew
+                self._say_gone(peer, header)
             elif communicator is None:
                 self._homeless.setdefault(header.group, []).append((peer, header, payload.copy()))
             elif not communicator.arrived(peer, header, payload, keep=keep):
@@ -118,6 +121,13 @@ class Fabric:
             link.pop()
             moved = True
         return moved
+
+    def _say_gone(self, peer: int, header: Header) -> None:
+        """A frame of a group that was given up here. One that waits for this rank, or that it has not waited for, means
+        that its sender's call cannot end; others were sent before their sender knew.
+        """
+        if header.kind == Kind.DATA or (header.kind == Kind.OFFER and header.size < header.offset):
+            self.control(peer, *abort_frame(header.group, given_up_by(self.name_of(self.rank))))
 
     def make_way(self) -> bool:
         """Nothing moves: set frames aside whose turn has not come, so that those behind them can pass."""
@@ -131,6 +141,14 @@ class Fabric:
         if any(operation.done for operation in self.operations):
             self.ended.extend(operation for operation in self.operations if operation.done)
             self.operations = [operation for operation in self.operations if not operation.done]
+
+    def break_off(self, error: Exception) -> None:
+        """What moves frames has failed, so nothing can be trusted to end: everything ends with that."""
+        bug = Bug(rank=self.name_of(self.rank), why=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        for communicator in tuple(self._communicators.values()):
+            with suppress(Exception):
+                communicator.fail(bug)
+        self.sort_out()
 
     @property
     def has_lost(self) -> bool:

@@ -103,10 +103,17 @@ def test_a_torch_that_ends_or_blocks_the_interpreter_is_a_finding(code: str, why
 
 def test_an_optional_package_that_is_not_there_is_a_warning_with_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(software.OPTIONAL, "no-such-package", ("a thing", "extra"))
-    finding = by_name(software.check_optional())["no-such-package"]
+    finding = by_name(software.check_optional(FULL))["no-such-package"]
     assert finding.status == "warning"
     assert "a thing" in finding.detail
     assert "pip install 'echelon[extra]'" in finding.advice
+
+
+@pytest.mark.parametrize(("compiled", "status"), [(True, "ok"), (False, "warning")])
+def test_whether_exact_sums_are_compiled_is_said(compiled: bool, status: str) -> None:
+    finding = by_name(software.check_optional({**FULL, "kernel": compiled}))["exact sums"]
+    assert finding.status == status
+    assert compiled or "gcc" in finding.advice
 
 
 def test_an_old_python_cannot_train(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,19 +97,26 @@ class Bucket:
         pieces = self.flat[:size].split(plan.sizes) if packs else ()
         self._views = [_shaped(piece, parameter) for piece, parameter in zip(pieces, self.parameters, strict=packs)]
 
+    def gradients(self) -> list[Tensor | None]:
+        """Of every parameter, as they are now. `present` remembers which had one."""
+        found = [parameter.grad for parameter in self.parameters]
+        for index, grad in enumerate(found):
+            if grad is not None:
+                if grad.layout != torch.strided:
+                    why = "it has sparse gradients (sparse=True); use sparse=False under this plan"
+                    raise ConfigError("model", why)
+                self.present[index] = True
+        return found
+
     def pack(self) -> None:
-        """Copy the gradients in; a parameter without one contributes zeros. `present` remembers which had one."""
+        """Copy the gradients in; a parameter without one contributes zeros."""
         into, grads = [], []
-        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
-            grad = parameter.grad
+        for grad, view in zip(self.gradients(), self._views, strict=True):
             if grad is None:
                 view.zero_()
-                continue
-            if grad.layout != torch.strided:
-                raise ConfigError("model", "it has sparse gradients (sparse=True); use sparse=False under this plan")
-            self.present[index] = True
-            into.append(view)
-            grads.append(grad)
+            else:
+                into.append(view)
+                grads.append(grad)
         if into:
             torch._foreach_copy_(into, grads)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from echelon.agree import grid
 from echelon.agree.buckets import Arrivals, Bucket, plan_buckets
+from echelon.agree.kernel import is_plain, load_kernel, sizes_of
 from echelon.agree.tail import Agreed
 from echelon.comm import Group, Pending
 
@@ -173,6 +174,8 @@ class GridSum(_Summation):
     ) -> None:
         super().__init__(parameters, group, torch.float64, tail_numel)
         self._slices = slices
+        self._kernel = load_kernel()
+        self._sizes = [sizes_of(bucket.parameters) for bucket in self.buckets]
         self.k = [grid.FIRST_K] * len(self.buckets)
         self._first = True
 
@@ -189,14 +192,23 @@ class GridSum(_Summation):
 
     def _full(self, index: int) -> None:
         bucket = self.buckets[index]
-        bucket.pack()
+        total = bucket.wire[: bucket.plan.numel]
+        self._largest[index] = _larger(self._largest[index], self._add(index, bucket, total))
         bucket.clear()
-        size = bucket.plan.numel
-        values = bucket.flat[:size]
-        self._largest[index] = _larger(self._largest[index], grid.largest_magnitude(values))
-        grid.add_to_grid(values, self.k[index], bucket.wire[:size], self._first)
         if self._last:
             self._send(index)
+
+    def _add(self, index: int, bucket: Bucket, total: Tensor) -> float:
+        """Add the gradients of a slice to the integer total; the largest magnitude among them."""
+        if self._kernel is not None:
+            gradients = bucket.gradients()
+            if all(gradient is None or is_plain(gradient) for gradient in gradients):
+                return self._kernel.add_to_grid(gradients, self._sizes[index], self.k[index], total, self._first)
+        bucket.pack()
+        values = bucket.flat[: bucket.plan.numel]
+        largest = grid.largest_magnitude(values)
+        grid.add_to_grid(values, self.k[index], total, self._first)
+        return largest
 
     def takes(self, largest: float) -> bool:
         return grid.has_grid(largest, self._slices)
@@ -218,7 +230,8 @@ class GridSum(_Summation):
         start = 0
         for index, bucket in enumerate(self.buckets):
             size = bucket.plan.numel
-            grid.from_grid(bucket.wire[:size], self.k[index], weight, bucket.flat[:size])
+            mean = self._kernel if self._kernel is not None and is_plain(bucket.flat) else grid
+            mean.from_grid(bucket.wire[:size], self.k[index], weight, bucket.flat[:size])
             bucket.hand_back(agreed.present[start : start + len(bucket.parameters)])
             start += len(bucket.parameters)
         largest = agreed.extras.max(axis=0)

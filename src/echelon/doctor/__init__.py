@@ -24,7 +24,7 @@ def examine(folder: str | Path = "runs") -> Iterator[Finding]:
     yield software.check_python()
     seen = software.probe()
     yield from software.check_needed(seen)
-    yield from software.check_optional()
+    yield from software.check_optional(seen)
     yield machine.check_cores()
     yield machine.check_memory()
     yield machine.check_gpus(seen)

@@ -36,6 +36,11 @@ if "version" in seen["torch"]:
     import torch, torch.distributed as dist
     seen["distributed"] = dist.is_available()
     seen["nccl"] = dist.is_available() and dist.is_nccl_available()
+    try:
+        from echelon.agree.kernel import load_kernel
+        seen["kernel"] = load_kernel() is not None
+    except Exception as error:
+        seen["kernel"] = False
     seen["cuda_build"] = torch.version.cuda
     seen["threads"] = torch.get_num_threads()
     try:
@@ -100,7 +105,12 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0]))
 
 
-def check_optional() -> Iterator[Finding]:
+def check_optional(seen: dict[str, Any]) -> Iterator[Finding]:
+    if seen.get("kernel"):
+        yield ok("exact sums", "compiled")
+    elif "kernel" in seen:
+        advice = "install a C compiler (Debian: apt-get install gcc), then install Echelon again"
+        yield warning("exact sums", "not compiled; the same bits, but exact steps take longer", advice)
     for name, (use, extra) in OPTIONAL.items():
         package = "scikit-learn" if name == "sklearn" else name
         try:

@@ -15,6 +15,9 @@ which is more than the larger of C and K; the bound is what our step is compared
 on the core of the rank, where moving bytes takes some of it away and everything else on the machine does, too; and
 elsewhere, as on an accelerator, while the rank sleeps.
 
+The same without DDP: asynchronous all-reduces are begun, matrices multiplied for as long as they take, and then they
+are waited for. Nothing has to come first there.
+
     python benchmarks/overlap.py [--json] [--steps 20]
 """
 
@@ -50,6 +53,7 @@ BATCH, BATCH_ELSEWHERE, LAYER_S = 6144, 16, 0.005
 TARGET = 1.15
 SETTINGS = {"on the core": {"backward": 1.0}, "elsewhere": {"backward": 1.0, "computing": 1.5}}
 """Where is computed; what communication takes as long as, and how long that is over the backward pass."""
+CALLS, CALL_BYTES, CALLS_RATE = 4, 1 << 20, "100mbit"
 WIRE = 1.05
 """Bytes of a packet over those of its payload."""
 PORT, LIMIT_S = 29577, 900
@@ -179,9 +183,43 @@ class Rank:
                     found[name].append(time.perf_counter() - began)
         return {name: self.slowest(seconds) for name, seconds in found.items()}
 
+    def beside(self) -> dict[str, Any]:
+        """Seconds of calls alone, of as much multiplying alone, and of both together."""
+        subprocess.run(shaping(CALLS_RATE), check=True)
+        tensors = [torch.zeros(CALL_BYTES // 4) for _ in range(CALLS)]
+        matrix = torch.randn(512, 512)
+
+        def begin(group: dist.ProcessGroup) -> list[dist.Work]:
+            return [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+
+        def multiply(times: int) -> None:
+            for _ in range(times):
+                torch.mm(matrix, matrix)
+
+        def seconds_of(group: dist.ProcessGroup | None, times: int) -> float:
+            dist.barrier()
+            began = time.perf_counter()
+            pending = begin(group) if group is not None else []
+            multiply(times)
+            for work in pending:
+                work.wait()
+            return time.perf_counter() - began
+
+        once = min(seconds_of(None, 100) for _ in range(5)) / 100
+        times = int(self.slowest([seconds_of(self.ours, 0)])[0] / self.slowest([once])[0])
+        groups = {"echelon": self.ours, "gloo": dist.group.WORLD}
+        found: dict[str, list[float]] = {name: [] for name in ("compute", "communicate", *groups)}
+        for turn in range(self.steps + 1):
+            took = {"compute": seconds_of(None, times), "communicate": seconds_of(self.ours, 0)}
+            for name in groups if turn % 2 else reversed(groups):
+                took[name] = seconds_of(groups[name], times)
+            for name in found if turn else ():
+                found[name].append(took[name])
+        return {name: self.slowest(seconds) for name, seconds in found.items()}
+
     def measure(self) -> list[dict[str, Any]]:
-        """A row for every setting."""
-        rows = []
+        """A row for the calls, and one for every setting of DDP."""
+        rows = [self.beside()]
         for where, shares in SETTINGS.items():
             sizes, first_s = buckets_of(dist.group.WORLD, where)
             self.buckets = [torch.zeros(size) for size in sizes]
@@ -204,9 +242,15 @@ def claims_of(row: dict[str, Any]) -> list[dict[str, object]]:
     compute, communicate, ours, gloo = (
         statistics.median(row[name]) for name in ("compute", "communicate", "echelon", "gloo")
     )
+    larger = f"the larger of computing ({compute * 1e3:.0f}) and communication ({communicate * 1e3:.0f})"
+    if "where" not in row:
+        what = f"{CALLS} asynchronous all-reduces of 1 MB beside as much computing, {CALLS_RATE}"
+        return [
+            claim(f"{what}, over {larger}", ours, max(compute, communicate), TARGET),
+            claim(f"{what}, over the same on gloo", ours, gloo, None),
+        ]
     bound = max(row["first"] + communicate + row["update"], compute + row["last"] * communicate)
     where = f"computing {row['where']}, communication as long as {row['what']} ({row['rate'] / 1e6:.0f} Mbit/s)"
-    larger = f"the larger of computing ({compute * 1e3:.0f}) and communication ({communicate * 1e3:.0f})"
     target = TARGET if row["what"] == "backward" else None
     return [
         claim(f"DDP step over {larger}, {where}", ours, max(compute, communicate), target),

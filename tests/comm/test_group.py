@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import pytest
@@ -103,6 +106,26 @@ def test_a_rank_alone_sends_nothing():
     group.broadcast(tensor, "a test")
     assert group.gather({"a": 1}, "a test") == [{"a": 1}]
     assert (tensor.tolist(), group.meter.read().size_bytes) == ([1.0] * 3, 0)
+
+
+@pytest.mark.parametrize("together", ["echelon"], indirect=True)
+def test_a_rank_that_stands_still_is_named_also_if_it_is_the_first(together, soon):
+    def work(group):
+        said = []
+        group.notify = said.append
+        pids = group.gather(os.getpid(), "saying who is who")
+        if group.rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if group.rank == 2:
+            threading.Timer(2.5, os.kill, (pids[0], signal.SIGCONT)).start()
+        tensor = torch.ones(2)
+        group.sum(tensor, "the sum of a test").wait()
+        return tensor.tolist(), said
+
+    (_, said_0), (_, said_1), (_, said_2) = together(work, 3)
+    assert not said_0
+    assert not said_2
+    assert said_1[0].startswith("rank 0 has not come to the sum of a test for ")
 
 
 def test_a_rank_that_comes_late_is_named_and_the_sum_still_arrives(together, soon):

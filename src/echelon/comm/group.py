@@ -16,6 +16,7 @@ from torch import Tensor
 from echelon.comm.meter import Meter, OwnMeter, RingMeter
 from echelon.comm.process_group import EchelonGroup
 from echelon.comm.roll import Roll
+from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost, Timeout
 
 ENTRY_S = 1.0
@@ -72,9 +73,9 @@ class Pending:
                 if self._work.is_completed():  # the transport's own bound
                     raise Timeout(f"{self._during}{_waiting_for(late)}", round(waited)) from error
                 if entered:
-                    late = self._group.look_for_the_late(self._number, self._during, waited)
+                    late = self._group.look_for_the_late(self._work, self._number, self._during, waited)
                 else:
-                    self._group.enter_the_roll(self._number, self._during)
+                    self._group.enter_the_roll(self._work, self._number, self._during)
                 entered = True
             else:
                 return
@@ -129,16 +130,21 @@ class Group:
         if self.rank != root and plain.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(plain)
 
-    def enter_the_roll(self, number: int, during: str) -> None:
-        """Let the others see for what this rank waits."""
-        if self._roll is not None:
+    def enter_the_roll(self, work: dist.Work, number: int, during: str) -> None:
+        """Let the others see for what this rank waits, where nobody can ask it."""
+        if self._roll is not None and not isinstance(work, EchelonWork):
             self._roll.enter(number, during)
 
-    def look_for_the_late(self, number: int, during: str, waited_s: float) -> list[int]:
+    def look_for_the_late(self, work: dist.Work, number: int, during: str, waited_s: float) -> list[int]:
         """Which ranks a long wait is for, as far as they can be told; says so, from one of those that wait."""
-        if self._roll is None:
+        if isinstance(work, EchelonWork):
+            with transport_errors(during):
+                late = work.late()
+            first = self.rank == min(set(range(self.size)) - set(late))
+        elif self._roll is not None:
+            late, first = self._roll.call(number, during)
+        else:
             return []
-        late, first = self._roll.call(number, during)
         if late and first:
             self.notify(f"{ranks_in_words(late)} has not come to {during} for {waited_s:.0f} s; the others wait for it")
         return late

@@ -1,4 +1,6 @@
-"""Who is late: a rank that has waited long says in the store for what, and reads what the others say.
+"""Who is late, where a backend cannot ask (gloo, NCCL): a rank that has waited long says in the store for what.
+
+It reads there what the others say:
 
     rank 0   waits for #41 the gradients' all-reduce      both have said so: fine
     rank 2   waits for #41 the gradients' all-reduce

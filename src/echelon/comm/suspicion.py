@@ -46,6 +46,11 @@ class Suspicion:
             self._judge_at = None
             self._judge(operation)
 
+    def late(self) -> list[int]:
+        """The ranks that have not come to what they were asked about, or have not answered."""
+        group = self._communicator
+        return [group.name_of(peer) for peer in group.others if self.answers.get(peer, NOT_YET) == NOT_YET]
+
     def _judge(self, operation: Operation) -> None:
         group = self._communicator
         silent = [peer for peer in group.others if peer not in self.answers]

@@ -15,6 +15,7 @@ from torch import Tensor
 from echelon.comm.drive import Driver
 from echelon.comm.gpu import first_tensor
 from echelon.comm.operation import Operation
+from echelon.comm.suspicion import GRACE_S
 
 
 class EchelonWork(dist.Work):
@@ -37,6 +38,19 @@ class EchelonWork(dist.Work):
             if operation.error is not None:
                 raise operation.error
         return True
+
+    def late(self) -> list[int]:
+        """The ranks for whom this waits: they are asked where they are, and have a moment to answer."""
+        operation = next((operation for operation in self._operations if not operation.done), None)
+        if operation is None:
+            return []
+        communicator = operation.communicator
+        with communicator.fabric.lock:
+            communicator.suspicion.ask(operation)
+        if self._driver.wait(operation, time.monotonic() + GRACE_S):
+            return []
+        with communicator.fabric.lock:
+            return communicator.suspicion.late()
 
     def is_completed(self) -> bool:
         return all(operation.done for operation in self._operations)

@@ -61,9 +61,13 @@ class Communicator:
 
     def begin(self, collective: Collective) -> None:
         self._collectives[collective.seq] = collective
-        collective.start()
-        for peer, header, payload in self._early.pop(collective.seq, []):
-            self._for_collective(peer, header, payload, keep=True)
+        try:
+            collective.start()
+            for peer, header, payload in self._early.pop(collective.seq, []):
+                self._for_collective(peer, header, payload, keep=True)
+        except Exception as error:
+            self.fabric.break_off(error)
+            raise
         self.check(collective)
 
     def check(self, operation: Operation) -> None:

@@ -89,7 +89,13 @@ def test_a_job_trains_to_the_same_bits_without_it(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "gradient", [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, 3).t(), torch.ones(2, dtype=torch.complex64)]
+    "gradient",
+    [
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2, 3).t(),
+        torch.ones(2, dtype=torch.complex64),
+        torch.imag(torch.ones(1, dtype=torch.complex64).conj()),
+    ],
 )
 def test_what_it_cannot_read_is_left_to_the_plain_form(gradient):
     assert not kernel.is_plain(gradient)

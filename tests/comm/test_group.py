@@ -12,6 +12,7 @@ import torch
 
 import echelon.comm.group
 from echelon.comm import Group, Meeting, join, leave
+from echelon.errors import ConfigError
 from echelon.fleet import Start, launch
 
 TYPES = (
@@ -143,3 +144,15 @@ def test_a_rank_that_comes_late_is_named_and_the_sum_still_arrives(together, soo
     assert not said_1
     assert not said_2, "the first of those that wait speaks for all"
     assert said_0[-1].startswith("rank 1 has not come to the sum of a test for ")
+
+
+def test_ranks_with_different_backends_do_not_wait_for_each_other():
+    def work(start):
+        meeting = Meeting(rank=start.rank, size=2, host="127.0.0.1", port=start.store_port, listen_fd=start.store_fd)
+        start.tether.send({"kind": "ready"})
+        join(meeting, CPU, ("echelon", "gloo")[start.rank])
+        return 0
+
+    with pytest.raises(ConfigError, match="gloo") as caught:
+        launch(Start(entry=work, workers=2, grace_s=1), lambda event: None)
+    assert "echelon" in str(caught.value)

@@ -47,8 +47,8 @@ def sizes_of(tensors: Sequence[Tensor]) -> Any:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the kernel can read it."""
-    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous()
+    """Whether the kernel can read it: it looks at the memory, where a negative view has other signs than it shows."""
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def load_kernel() -> Kernel | None:

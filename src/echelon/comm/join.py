@@ -39,6 +39,7 @@ def join(meeting: Meeting, device: torch.device, backend: str = NAME, topology: 
         return Group(None, device)
     store = dist.PrefixStore(f"echelon/{meeting.attempt}", _store(meeting))
     with transport_errors("joining the group"):
+        _check_backend(store, backend)
         dist.init_process_group(
             backend,
             store=store,
@@ -48,6 +49,13 @@ def join(meeting: Meeting, device: torch.device, backend: str = NAME, topology: 
             pg_options=Options(topology=topology) if backend == NAME else None,
         )
     return Group(dist.group.WORLD, device, dist.PrefixStore("roll", store))
+
+
+def _check_backend(store: dist.Store, mine: str) -> None:
+    """Ranks with different ones would wait for each other until the bound: the first to come says which it is."""
+    theirs = store.compare_set("backend", "", mine).decode()
+    if theirs != mine:
+        raise ConfigError("backend", f"is {mine} on one rank and {theirs} on another; give all the same --backend")
 
 
 def _store(meeting: Meeting) -> dist.Store:

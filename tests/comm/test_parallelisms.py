@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -118,6 +118,12 @@ def sharded(rank: int, folder: Path, **options: Any) -> Values:
     return train(shard(Model(), **options), rank, dist.get_world_size())
 
 
+def sharded_flat(rank: int, folder: Path, **options: Any) -> Values:
+    """The first FSDP, which gives back the memory of what it has gathered."""
+    model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"), use_orig_params=True, **options)
+    return train(model, rank, dist.get_world_size())
+
+
 def cut_tensors(model: nn.Module, mesh: Any) -> None:
     for branch in model.branches:
         parallelize_module(branch, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -199,6 +205,10 @@ CASES = {
     "DDP in bfloat16": Case(run=ddp, options={"hook": in_bfloat16}, rounding=BFLOAT),
     "DDP in float16": Case(run=ddp, options={"hook": default_hooks.fp16_compress_hook}, rounding=HALF),
     "FSDP": Case(run=sharded),
+    "FSDP, flat": Case(run=sharded_flat),
+    "FSDP, flat, gradients only": Case(
+        run=sharded_flat, options={"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, ranks=(2,)
+    ),
     "FSDP that keeps what it gathered": Case(run=sharded, options={"reshard_after_forward": False}),
     "FSDP in bfloat16": Case(run=sharded, options=mixed(torch.bfloat16), rounding=BFLOAT),
     "FSDP in bfloat16 that sums wide": Case(run=sharded, options=mixed(torch.float32), rounding=BFLOAT),

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -175,6 +176,23 @@ def saved_and_loaded(rank: int, folder: Path) -> Values:
     return values
 
 
+def saved_beside(rank: int, folder: Path) -> Values:
+    """Saved while training goes on; and what rank 0 holds in full is loaded into the shards of all."""
+    model = shard(Model())
+    beside = dist.new_group(backend=dist.get_backend())
+    saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint", process_group=beside)
+    values = train(model, rank, dist.get_world_size())
+    saving.result()
+    other = shard(Model())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(
+        other, {k: v for k, v in values.items() if k != "losses"} if rank == 0 else {}, options=options
+    )
+    got = whole(other)
+    assert all(torch.equal(got[name], value) for name, value in values.items() if name != "losses")
+    return values
+
+
 SINGLE, HALF, BFLOAT = 2**-24, 2**-11, 2**-8
 """How far, of its size, a value is rounded at most."""
 
@@ -217,6 +235,7 @@ CASES = {
     "pipeline, GPipe": Case(run=pipelined, options={"schedule": ScheduleGPipe}, summands=1),
     "pipeline, 1F1B": Case(run=pipelined, options={"schedule": Schedule1F1B}, summands=1),
     "checkpoint": Case(run=saved_and_loaded),
+    "checkpoint beside training": Case(run=saved_beside),
 }
 
 

@@ -45,3 +45,17 @@ def test_what_has_no_memory_of_its_own_is_refused(tmp_path):
         dist.barrier()
 
     check(run_ranks(tmp_path, 2, work))
+
+
+def test_a_group_says_what_torch_asks_of_it(tmp_path):
+    def work(rank: int) -> None:
+        group = dist.group.WORLD
+        assert torch.device("cpu") in group._device_types
+        assert dist.distributed_c10d._get_pg_default_device(group) == torch.device("cpu")
+        assert group._get_backend(torch.device("cpu")).name() == "echelon"
+        with pytest.raises(RuntimeError, match="no backend for meta"):
+            group._get_backend(torch.device("meta"))
+        assert group.group_desc == "default_pg"
+        assert dist.new_group(group_desc="of the experts").group_desc == "of the experts"
+
+    check(run_ranks(tmp_path, 2, work))

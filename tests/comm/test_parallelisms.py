@@ -107,6 +107,12 @@ def ddp(rank: int, folder: Path, *, hook: Any = None, skips: bool = False, **opt
     return train(model, rank, dist.get_world_size(), inner=inner if skips else None)
 
 
+def compiled(rank: int, folder: Path) -> Values:
+    """The reducer calls the group within what is compiled."""
+    model = torch.compile(DistributedDataParallel(Model()), backend="aot_eager")
+    return train(model, rank, dist.get_world_size())
+
+
 def shard(model: Model, mesh: Any = None, **options: Any) -> Model:
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     for branch in model.branches:
@@ -222,6 +228,7 @@ CASES = {
     "DDP with gradients as views": Case(run=ddp, options={"gradient_as_bucket_view": True}),
     "DDP in bfloat16": Case(run=ddp, options={"hook": in_bfloat16}, rounding=BFLOAT),
     "DDP in float16": Case(run=ddp, options={"hook": default_hooks.fp16_compress_hook}, rounding=HALF),
+    "DDP, compiled": Case(run=compiled, ranks=(2,)),
     "FSDP": Case(run=sharded),
     "FSDP, flat": Case(run=sharded_flat),
     "FSDP, flat, gradients only": Case(

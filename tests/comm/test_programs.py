@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -59,3 +62,26 @@ def test_a_group_says_what_torch_asks_of_it(tmp_path):
         assert dist.new_group(group_desc="of the experts").group_desc == "of the experts"
 
     check(run_ranks(tmp_path, 2, work))
+
+
+def test_calls_within_compiled_functions(tmp_path):
+    """Some become part of the graph, some break it, and some torch makes from C++, where dynamo sees our frames."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        dist.barrier()
+        work = dist.broadcast(y, 0, async_op=True)
+        work.wait()
+        dist.send(y, 1) if dist.get_rank() == 0 else dist.recv(y, 0)
+        return y + dist.get_world_size()
+
+    def work(rank: int) -> list[float]:
+        return torch.compile(step, backend="aot_eager")(torch.ones(3)).tolist()
+
+    assert check(run_ranks(tmp_path, 2, work)) == [[6.0, 6.0, 6.0]] * 2
+
+
+def test_the_compiler_is_not_imported_for_nothing():
+    code = "import sys, echelon.comm; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -14,8 +14,9 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -106,6 +107,12 @@ def ddp(rank: int, folder: Path, *, hook: Any = None, skips: bool = False, **opt
     return train(model, rank, dist.get_world_size(), inner=inner if skips else None)
 
 
+def compiled(rank: int, folder: Path) -> Values:
+    """The reducer calls the group within what is compiled."""
+    model = torch.compile(DistributedDataParallel(Model()), backend="aot_eager")
+    return train(model, rank, dist.get_world_size())
+
+
 def shard(model: Model, mesh: Any = None, **options: Any) -> Model:
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
     for branch in model.branches:
@@ -116,6 +123,12 @@ def shard(model: Model, mesh: Any = None, **options: Any) -> Model:
 
 def sharded(rank: int, folder: Path, **options: Any) -> Values:
     return train(shard(Model(), **options), rank, dist.get_world_size())
+
+
+def sharded_flat(rank: int, folder: Path, **options: Any) -> Values:
+    """The first FSDP, which gives back the memory of what it has gathered."""
+    model = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"), use_orig_params=True, **options)
+    return train(model, rank, dist.get_world_size())
 
 
 def cut_tensors(model: nn.Module, mesh: Any) -> None:
@@ -169,6 +182,23 @@ def saved_and_loaded(rank: int, folder: Path) -> Values:
     return values
 
 
+def saved_beside(rank: int, folder: Path) -> Values:
+    """Saved while training goes on; and what rank 0 holds in full is loaded into the shards of all."""
+    model = shard(Model())
+    beside = dist.new_group(backend=dist.get_backend())
+    saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=folder / "checkpoint", process_group=beside)
+    values = train(model, rank, dist.get_world_size())
+    saving.result()
+    other = shard(Model())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(
+        other, {k: v for k, v in values.items() if k != "losses"} if rank == 0 else {}, options=options
+    )
+    got = whole(other)
+    assert all(torch.equal(got[name], value) for name, value in values.items() if name != "losses")
+    return values
+
+
 SINGLE, HALF, BFLOAT = 2**-24, 2**-11, 2**-8
 """How far, of its size, a value is rounded at most."""
 
@@ -198,7 +228,12 @@ CASES = {
     "DDP with gradients as views": Case(run=ddp, options={"gradient_as_bucket_view": True}),
     "DDP in bfloat16": Case(run=ddp, options={"hook": in_bfloat16}, rounding=BFLOAT),
     "DDP in float16": Case(run=ddp, options={"hook": default_hooks.fp16_compress_hook}, rounding=HALF),
+    "DDP, compiled": Case(run=compiled, ranks=(2,)),
     "FSDP": Case(run=sharded),
+    "FSDP, flat": Case(run=sharded_flat),
+    "FSDP, flat, gradients only": Case(
+        run=sharded_flat, options={"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, ranks=(2,)
+    ),
     "FSDP that keeps what it gathered": Case(run=sharded, options={"reshard_after_forward": False}),
     "FSDP in bfloat16": Case(run=sharded, options=mixed(torch.bfloat16), rounding=BFLOAT),
     "FSDP in bfloat16 that sums wide": Case(run=sharded, options=mixed(torch.float32), rounding=BFLOAT),
@@ -207,6 +242,7 @@ CASES = {
     "pipeline, GPipe": Case(run=pipelined, options={"schedule": ScheduleGPipe}, summands=1),
     "pipeline, 1F1B": Case(run=pipelined, options={"schedule": Schedule1F1B}, summands=1),
     "checkpoint": Case(run=saved_and_loaded),
+    "checkpoint beside training": Case(run=saved_beside),
 }
 
 

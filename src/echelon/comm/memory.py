@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from echelon.comm.arithmetic import Array, numpy_dtype
+
+
+class _Values:
+    """What NumPy asks of memory that it sees as an array. `Tensor.numpy()` would forbid for good that the tensor is
+    resized, which FSDP does to what it has gathered.
+    """
+
+    def __init__(self, plain: Tensor) -> None:
+        dtype = numpy_dtype(plain.dtype)
+        address = plain.data_ptr()
+        if not address:
+            raise ValueError(f"a {type(plain).__name__} has no memory of its own that could be sent")
+        self._plain = plain  # lives as long as the array
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (plain.nbytes // dtype.itemsize,),
+            "typestr": dtype.str,
+            "data": (address, False),
+        }
 
 
 class Memory:
@@ -26,13 +46,7 @@ class Memory:
         if not plain.is_contiguous():
             plain = plain.contiguous()
         self._plain = plain
-        flat = plain.reshape(-1)
-        numpy_knows = tensor.dtype == torch.uint8 or (
-            tensor.dtype != torch.bfloat16 and numpy_dtype(tensor.dtype).itemsize == tensor.itemsize != 1
-        )
-        if not numpy_knows and tensor.dtype not in (torch.int8, torch.bool):
-            flat = flat.view(torch.uint16 if tensor.dtype == torch.bfloat16 else torch.uint8)
-        self.array: Array = flat.numpy()
+        self.array: Array = np.asarray(_Values(plain)) if plain.numel() else np.empty(0, numpy_dtype(plain.dtype))
 
     def give_back(self) -> None:
         """Put the result where it belongs, if it is not there yet."""

@@ -25,6 +25,7 @@ from echelon.comm.named import NamedGroup
 from echelon.comm.operation import Operation
 from echelon.comm.ring_bytes import ring_bytes
 from echelon.comm.sparse import all_reduce_sparse
+from echelon.comm.uncompiled import uncompiled
 from echelon.comm.work import EchelonWork
 from echelon.errors import PeerLost
 
@@ -32,6 +33,7 @@ from echelon.errors import PeerLost
 # What torch's stubs declare is one of several ways in which its own code calls these methods.
 
 
+@uncompiled
 class EchelonGroup(NamedGroup):
     """Some ranks of a fabric, as torch sees them."""
 

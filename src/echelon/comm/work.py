@@ -16,8 +16,10 @@ from echelon.comm.drive import Driver
 from echelon.comm.gpu import first_tensor
 from echelon.comm.operation import Operation
 from echelon.comm.suspicion import GRACE_S
+from echelon.comm.uncompiled import uncompiled
 
 
+@uncompiled
 class EchelonWork(dist.Work):
     """One or several operations that are waited for together; `result` is what its future holds."""
 

@@ -189,6 +189,17 @@ def test_torchrun_with_another_number_of_workers(echelon):
     check(echelon("--workers", "2", RANK="0", WORLD_SIZE="3"), 2, "ConfigError", "workers", "2", "WORLD_SIZE is 3")
 
 
+def test_a_process_group_that_the_data_make_themselves(echelon):
+    before = (
+        "import torch.distributed as d\n"
+        "def grouped():\n"
+        "    d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+        "    return numbers()"
+    )
+    ran = echelon("--workers", "2", before=before, changes="data=grouped")
+    check(ran, 2, "ConfigError", "init_process_group", "Echelon makes the process group itself")
+
+
 NO_EVALUATION = "evaluate=echelon.Evaluate(data=[], metric=squared)"
 SPARSE = "model=lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1))"
 COUNTING = """

@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from echelon.errors import ConfigError
+from echelon.errors import ConfigError, PeerLost
+from echelon.request import Request
 from echelon.worker import port_wanted, rank_around_us, run_joined, workers_around_us
 
 PATIENCE_S = 100.0
@@ -158,6 +159,19 @@ def test_a_port_that_is_none_is_refused_by_a_joining_worker_too(environment, por
         port_wanted()
     with pytest.raises(ConfigError, match="MASTER_PORT"):
         run_joined(None, None)
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(1, "rank 1 says why, unless"), (-1, "another rank says why")])
+def test_who_lost_another_rank_says_where_to_look_for_the_cause(environment, monkeypatch, capsys, rank, cause):
+    def lose(*_):
+        raise PeerLost(rank, "the sum")
+
+    environment(RANK="0", WORLD_SIZE="2")
+    monkeypatch.setattr("echelon.one_worker.run_one", lose)
+    with pytest.raises(SystemExit) as ended:
+        run_joined(Request(), None)
+    assert ended.value.code == PeerLost.exit_code
+    assert cause in capsys.readouterr().err
 
 
 def test_the_command_refuses_an_impossible_rank(start):

@@ -12,7 +12,7 @@ from echelon.comm import Group, Meeting, join, leave
 from echelon.errors import ConfigError, Diverged, EchelonError, UserError, users_code
 from echelon.job import Job
 from echelon.own import Run, StopAsked
-from echelon.place import Place
+from echelon.place import Place, check_process
 from echelon.plan import Plan
 from echelon.randomness import Generators, init_seed
 from echelon.reporting import Line
@@ -62,6 +62,7 @@ def _train_job(
 
 
 def _join(request: Request, place: Place, meeting: Callable[[], Meeting], device: torch.device) -> Group:
+    check_process()  # what makes the model and the data has run since the job was loaded
     topology = Plan.parse(request.plan).topology
     return join(meeting(), device, place.backend(request.backend, device), topology)
 

@@ -8,10 +8,13 @@ from typing import Any
 from echelon.comm import Group, Snapshot
 from echelon.events import Event, event
 
+MESSAGES = ("send", "receive")
+"""What a rank calls by itself, and not with all others."""
+
 
 def add_up(group: Group) -> Event:
-    """The `traffic` event: the same on every rank. `by` is over all ranks, its `seconds` are a rank's mean; `rows` say
-    who sent what to whom.
+    """The `traffic` event: the same on every rank. `by` is over all ranks; `calls` and `seconds` of a collective are a
+    rank's mean, those of messages all that there were. `rows` say who sent what to whom.
     """
     taken = group.gather(group.meter.read().to_dict(), "adding up the bytes sent")
     snapshots = [Snapshot.from_dict(values) for values in taken]
@@ -35,12 +38,13 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
 def _operation(total: Snapshot, op: str, ranks: int) -> dict[str, Any]:
     called = next(row for row in total.called if row.op == op)
     sent = [row for row in total.sent if row.op == op]
+    among = 1 if op in MESSAGES else ranks
     return {
         "op": op,
         "bytes": sum(row.size_bytes for row in sent),
         "predicted": called.predicted_bytes,
         "messages": sum(row.messages for row in sent),
         "transports": sorted({row.transport for row in sent}),
-        "calls": called.calls // ranks if op != "send" else called.calls,
-        "seconds": called.seconds / ranks,
+        "calls": called.calls // among,
+        "seconds": called.seconds / among,
     }

@@ -180,7 +180,8 @@ def run_joined(request: Request, job: Any) -> dict[str, Any]:
             return run_one(request, place, lambda: meeting, lambda: _checked(job), line)
         except PeerLost as error:
             # Only a symptom: the rank that failed tells the cause, and nobody needs the traceback of every other one.
-            sys.stderr.write(f"echelon: rank {rank}: {error}; another rank says why\n")
+            cause = "another rank says why" if error.rank < 0 else f"rank {error.rank} says why, unless it was killed"
+            sys.stderr.write(f"echelon: rank {rank}: {error}; {cause}\n")
             raise SystemExit(error.exit_code) from None
         finally:
             line.close()

@@ -117,7 +117,7 @@ def test_a_message_to_a_group_that_its_receiver_has_destroyed_ends(tmp_path, num
         return said
 
     sender, _ = check(run_ranks(tmp_path, 2, work, timeout_s=15))
-    assert sender == ([] if numel == 10 else ["1 a call of a group that it has destroyed"])
+    assert sender == ([] if numel == 10 else ["1 a call (it has destroyed the group)"])
 
 
 def test_a_bug_in_what_moves_frames_ends_every_call_and_names_itself(tmp_path, monkeypatch):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import echelon.comm.group
 from echelon.comm import Group, Meeting, join, leave
-from echelon.errors import ConfigError
+from echelon.comm.communicator import given_up_by
+from echelon.comm.group import transport_errors
+from echelon.errors import ConfigError, PeerLost
 from echelon.fleet import Start, launch
 
 TYPES = (
@@ -156,3 +160,23 @@ def test_ranks_with_different_backends_do_not_wait_for_each_other():
     with pytest.raises(ConfigError, match="gloo") as caught:
         launch(Start(entry=work, workers=2, grace_s=1), lambda event: None)
     assert "echelon" in str(caught.value)
+
+
+@pytest.mark.parametrize("spare", [7, 9])
+def test_who_may_not_open_enough_files_says_so_and_blames_no_other_rank(spare):
+    def work(start):
+        meeting = Meeting(rank=start.rank, size=3, host="127.0.0.1", port=start.store_port, listen_fd=start.store_fd)
+        start.tether.send({"kind": "ready"})
+        if start.rank == 1:
+            limit = len(list(Path("/proc/self/fd").iterdir())) + spare
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        join(meeting, CPU)
+        return 0
+
+    with pytest.raises(ConfigError, match="ulimit -n"):
+        launch(Start(entry=work, workers=3, grace_s=1), lambda event: None)
+
+
+def test_that_a_rank_has_destroyed_the_group_is_said_of_the_call_that_needed_it():
+    with pytest.raises(PeerLost, match=r"during the sum \(it has destroyed the group\)"), transport_errors("the sum"):
+        raise given_up_by(1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +57,10 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
     timeout_s = torch_options.timeout.total_seconds()
     everyone = list(range(size))
     try:
-        driver, hosts = meet(
-            torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
-        )
+        with _files_allowed():
+            driver, hosts = meet(
+                torch_options.store, torch_options.group_rank, members or everyone, timeout_s, options.interfaces
+            )
         if options.rules:
             _make_faulty(driver, options.rules)
     except BaseException:
@@ -67,6 +71,18 @@ def make_group(torch_options: Any, options: Options | None = None) -> EchelonGro
     return EchelonGroup(
         driver, torch_options.group_id, everyone, hosts, torch_options.store, torch_options.timeout, wanted=topology
     )
+
+
+@contextmanager
+def _files_allowed() -> Iterator[None]:
+    """Too few open files are a matter of this process, and not of the peer that it was about to be linked to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        why = "too few files may be open at a time to link a rank to all others; allow more (`ulimit -n 4096`)"
+        raise ConfigError("ulimit -n", why) from error
 
 
 def _make_faulty(driver: Driver, rules: tuple[Rule, ...]) -> None:

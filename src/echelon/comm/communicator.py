@@ -216,4 +216,4 @@ def abort_frame(group: int, error: EchelonError) -> tuple[Header, Bytes]:
 
 
 def given_up_by(rank: int) -> PeerLost:
-    return PeerLost(rank, "a call of a group that it has destroyed")
+    return PeerLost(rank, "a call (it has destroyed the group)")

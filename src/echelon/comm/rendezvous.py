@@ -7,6 +7,7 @@ through which they pass each other their inbox; others over TCP, over every netw
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import platform
@@ -284,9 +285,13 @@ class _Linking:
         connection.settimeout(self._gathering.left_s(self._names[peer]))
         try:
             socket.send_fds(connection, [b"+"], [self._fd, self.wake])
-            _, fds, _, _ = socket.recv_fds(connection, 1, 2)
+            _, fds, flags, _ = socket.recv_fds(connection, 1, 2)
         except OSError as error:
             raise PeerLost(self._names[peer], f"joining the group ({error.strerror or error})") from error
+        if flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, "the descriptors of a peer were not received")
         if len(fds) != 2:
             raise PeerLost(self._names[peer], "joining the group (it closed the connection)")
         theirs = Segment(fds[0], self.inbox.rings)

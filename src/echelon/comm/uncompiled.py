@@ -6,19 +6,22 @@ DDP does so: its reducer calls the group from C++, and dynamo would trace the fr
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch._C._dynamo import eval_frame
 
 T = TypeVar("T")
 
 
 def uncompiled(kind: type[T]) -> type[T]:
     """A class whose methods, with all that they call, dynamo leaves alone. `torch.compiler.disable` would say the same,
-    and import the compiler into every program.
+    and import the compiler into every program. A torch that has no such switch leaves the class as it is.
     """
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    switch: Any = eval_frame
+    if not hasattr(switch, "set_code_exec_strategy"):
+        return kind
+    skip = switch._FrameExecStrategy(switch._FrameAction.SKIP, switch._FrameAction.SKIP)
     for method in vars(kind).values():
         if isinstance(method, FunctionType):
-            set_code_exec_strategy(method.__code__, skip)
+            switch.set_code_exec_strategy(method.__code__, skip)
     return kind

@@ -30,3 +30,12 @@ def test_calls_and_seconds_are_of_the_same_calls(op, calls, seconds):
     (row,) = found["by"]
     assert (row["calls"], row["seconds"]) == (calls, seconds)
     assert row["bytes"] == row["predicted"] == found["bytes"] == 30
+
+
+def test_calls_of_a_subgroup_are_not_shared_out_among_those_who_are_not_in_it():
+    both = Called(op="broadcast", calls=2, seconds=0.5)
+    snapshots = [Snapshot(called=(both,)), Snapshot(called=(both,)), Snapshot()]
+    group = Three(snapshots[0])
+    group.gather = lambda _value, _during: [snapshot.to_dict() for snapshot in snapshots]
+    (row,) = add_up(group)["by"]
+    assert (row["calls"], row["seconds"]) == (2, 0.5)

@@ -96,6 +96,7 @@ def describe(request: Request, prepared: Prepared, hosts: list[dict[str, Any]], 
     return {
         "plan": str(Plan.parse(request.plan)),
         "workers": len(hosts),
+        "backend": request.backend,
         "exact": request.exact,
         "seed": prepared.job.seed,
         "batch": prepared.job.batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +14,9 @@ MESSAGES = ("send", "receive")
 
 
 def add_up(group: Group) -> Event:
-    """The `traffic` event: the same on every rank. `by` is over all ranks; `calls` and `seconds` of a collective are a
-    rank's mean, those of messages all that there were. `rows` say who sent what to whom.
+    """The `traffic` event: the same on every rank. `by` is over all ranks. `calls` of a collective are those of the rank
+    that called it most (not all are in a subgroup), and `seconds` what so many took; of messages they are all that
+    there were. `rows` say who sent what to whom.
     """
     taken = group.gather(group.meter.read().to_dict(), "adding up the bytes sent")
     snapshots = [Snapshot.from_dict(values) for values in taken]
@@ -25,7 +27,7 @@ def add_up(group: Group) -> Event:
         bytes=total.size_bytes,
         predicted=sum(row.predicted_bytes for row in total.called),
         messages=total.messages,
-        by=[_operation(total, row.op, group.size) for row in total.called],
+        by=[_operation(total, snapshots, row.op) for row in total.called],
         rows=rows,
     )
 
@@ -35,16 +37,17 @@ def _row(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _operation(total: Snapshot, op: str, ranks: int) -> dict[str, Any]:
+def _operation(total: Snapshot, snapshots: Sequence[Snapshot], op: str) -> dict[str, Any]:
     called = next(row for row in total.called if row.op == op)
     sent = [row for row in total.sent if row.op == op]
-    among = 1 if op in MESSAGES else ranks
+    of_ranks = [row.calls for one in snapshots for row in one.called if row.op == op]
+    calls = sum(of_ranks) if op in MESSAGES else max(of_ranks)
     return {
         "op": op,
         "bytes": sum(row.size_bytes for row in sent),
         "predicted": called.predicted_bytes,
         "messages": sum(row.messages for row in sent),
         "transports": sorted({row.transport for row in sent}),
-        "calls": called.calls // among,
-        "seconds": called.seconds / among,
+        "calls": calls,
+        "seconds": called.seconds / called.calls * calls,
     }

@@ -14,9 +14,9 @@ MESSAGES = ("send", "receive")
 
 
 def add_up(group: Group) -> Event:
-    """The `traffic` event: the same on every rank. `by` is over all ranks. `calls` of a collective are those of the rank
-    that called it most (not all are in a subgroup), and `seconds` what so many took; of messages they are all that
-    there were. `rows` say who sent what to whom.
+    """The `traffic` event: the same on every rank. `by` is over all ranks. `calls` of a collective are those of who
+    called it most (not all are in a subgroup), and `seconds` what so many took; of messages they are all that there
+    were. `rows` say who sent what to whom.
     """
     taken = group.gather(group.meter.read().to_dict(), "adding up the bytes sent")
     snapshots = [Snapshot.from_dict(values) for values in taken]

@@ -85,3 +85,28 @@ def test_calls_within_compiled_functions(tmp_path):
 def test_the_compiler_is_not_imported_for_nothing():
     code = "import sys, echelon.comm; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+WORKER = """
+import os, signal, sys
+import torch, torch.distributed as dist, echelon.comm
+dist.init_process_group("echelon")
+x = torch.ones(1000)
+dist.all_reduce(x)
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if attempt < 2 and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+open(f"{sys.argv[1]}/done-{dist.get_rank()}", "w").write(str(attempt))
+dist.destroy_process_group()
+"""
+
+
+def test_workers_that_torchrun_starts_again_do_not_hear_the_dead(tmp_path):
+    """Its store is the same in each attempt, and holds the addresses and the secret of the last."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    options = ["--standalone", "--nproc-per-node=3", "--max-restarts=2", "--monitor-interval=0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "worker.py"), str(tmp_path)]
+    done = subprocess.run(command, check=False, timeout=90, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [(tmp_path / f"done-{rank}").read_text() for rank in range(3)] == ["2"] * 3

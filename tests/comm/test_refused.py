@@ -19,6 +19,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "a tag that is too large": lambda: dist.recv(X, 1 - dist.get_rank() % 2, tag=1 << 40),
     "a peer that is no member": lambda: dist.send(X, group_dst=7),
     "a receive from no member": lambda: dist.recv(X, group_src=7),
+    "a message to oneself": lambda: dist.isend(X, group_dst=dist.get_rank()),
+    "a message from oneself": lambda: dist.irecv(X, group_src=dist.get_rank()),
     "too few rows to gather into": lambda: dist.all_gather([torch.ones(6)] * 2, X),
     "too many rows to gather into": lambda: dist.all_gather([torch.ones(6)] * 4, X),
     "a row of another size": lambda: dist.all_gather([torch.ones(5)] * 3, X),

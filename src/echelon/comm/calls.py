@@ -238,6 +238,8 @@ class Calls:
     def _message(self, tensor: Tensor, peer: int | None, tag: int, *, filled: bool) -> tuple[Memory, Call]:
         if peer is not None:
             _check_member(peer, self.size)
+            if peer == self._rank:
+                raise ValueError(f"rank {peer} of the group cannot send to itself, nor receive from itself")
         if not 0 <= tag <= LARGEST_TAG:
             raise ValueError(f"tag={tag}: a tag is a number from 0 to {LARGEST_TAG}")
         memory = Memory(tensor, filled=filled)

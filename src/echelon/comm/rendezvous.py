@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from echelon.comm.drive import Driver
 from echelon.comm.fabric import Fabric
-from echelon.comm.gathering import Gathering
+from echelon.comm.gathering import Gathering, of_this_attempt
 from echelon.comm.interfaces import (
     PROBE_S,
     Address,
@@ -64,7 +64,7 @@ def meet(
     """
     size = len(names)
     with closing(_listen_unix()) as unix:
-        gathering = Gathering(store, rank, size, time.monotonic() + timeout_s, timeout_s)
+        gathering = Gathering(of_this_attempt(store), rank, size, time.monotonic() + timeout_s, timeout_s)
         hosts = gathering.share("host", {"host": _host_id(), "unix": unix.getsockname().decode()[1:]})
         mine = hosts[rank]["host"]
         near = [peer for peer in range(size) if hosts[peer]["host"] == mine]

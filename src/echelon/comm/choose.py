@@ -29,7 +29,7 @@ def choose_topology(kind: str, size_bytes: int, hosts: HostsKey, wanted: str | N
     if len(hosts) > 1 and any(len(host) > 1 for host in hosts) and "hier" in choices:
         return "hier"
     if kind == "all_reduce" and size_bytes <= SMALL_BYTES:
-        return "exchange" if ranks == 2 else "star" if ranks <= 8 else "tree"
+        return "exchange" if ranks == 2 else "star" if ranks <= 16 else "tree"
     if kind == "broadcast" and ranks > 8:
         return "tree" if size_bytes <= SMALL_BYTES else "ring"
     return "star" if kind in ("barrier", "reduce", "broadcast") else "direct"

@@ -24,7 +24,7 @@ from echelon.comm.message import ANYONE, Receiving, Sending
 from echelon.comm.operation import Operation
 from echelon.comm.program import program_of
 
-SMALL_BYTES = 64 << 10
+SMALL_BYTES = 256 << 10
 """A call of at most so much is driven a moment by its caller, also when it is asynchronous."""
 
 LARGEST_TAG = 2**32 - 1

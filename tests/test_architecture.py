@@ -20,8 +20,12 @@ FILES = sorted(SRC.rglob("*.py"))
 LONGEST_FILE = 350
 LONGEST_FUNCTION = 60
 LONGEST_CLASS = 200
-# Who may read or set environment variables: a worker's entry, the fork server, what starts it and the child it makes.
-READS_ENVIRONMENT = {"worker.py", "fleet/from_template.py", "fleet/template.py", "fleet/child.py"}
+# Who may read or set environment variables: a worker's entry, the fork server, what starts it and the child it makes;
+# and, for programs that have no entry of ours and use the backend alone, what torchrun says of an attempt.
+READS_ENVIRONMENT = {
+    *("worker.py", "fleet/from_template.py", "fleet/template.py", "fleet/child.py"),
+    "comm/torchrun.py",
+}
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
 # Collectives of torch.distributed for Python objects pickle them.
 PICKLING_CALLS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from datetime import timedelta
@@ -12,21 +11,6 @@ from typing import Any
 import torch.distributed as dist
 
 from echelon.errors import Timeout
-
-
-def of_this_attempt(store: dist.Store) -> dist.Store:
-    """torchrun starts workers again with the store of the dead ones and all that they said: a place in it that is new.
-
-    Only where one torchrun has started all workers: others count their attempts differently. And only its own store.
-    """
-    root = store
-    while hasattr(root, "underlying_store"):
-        root = root.underlying_store
-    said = os.environ.get
-    is_shared = said("TORCHELASTIC_USE_AGENT_STORE") == "True" and said("GROUP_WORLD_SIZE") == "1"
-    if is_shared and said("MASTER_PORT") == str(getattr(root, "port", None)):
-        return dist.PrefixStore(f"attempt {said('TORCHELASTIC_RESTART_COUNT')}", store)
-    return store
 
 
 class Gathering:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from echelon.comm.drive import Driver
 from echelon.comm.fabric import Fabric
-from echelon.comm.gathering import Gathering, of_this_attempt
+from echelon.comm.gathering import Gathering
 from echelon.comm.interfaces import (
     PROBE_S,
     Address,
@@ -40,6 +40,7 @@ from echelon.comm.interfaces import (
 from echelon.comm.link import Link, RingLink
 from echelon.comm.ring import Reader, Segment, Writer, make_segment
 from echelon.comm.stream import StreamLink
+from echelon.comm.torchrun import of_this_attempt
 from echelon.errors import PeerLost
 
 FAR_S = 0.003

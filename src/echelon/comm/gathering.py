@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from echelon.comm.torchrun import of_this_attempt
 from echelon.errors import Timeout
 
 
@@ -17,7 +18,7 @@ class Gathering:
     """What every rank says to all others, through the store."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, deadline: float, timeout_s: float) -> None:
-        self.store = store
+        self.store = of_this_attempt(store)
         self.rank = rank
         self.size = size
         self.deadline = deadline

@@ -40,7 +40,6 @@ from echelon.comm.interfaces import (
 from echelon.comm.link import Link, RingLink
 from echelon.comm.ring import Reader, Segment, Writer, make_segment
 from echelon.comm.stream import StreamLink
-from echelon.comm.torchrun import of_this_attempt
 from echelon.errors import PeerLost
 
 FAR_S = 0.003
@@ -65,7 +64,7 @@ def meet(
     """
     size = len(names)
     with closing(_listen_unix()) as unix:
-        gathering = Gathering(of_this_attempt(store), rank, size, time.monotonic() + timeout_s, timeout_s)
+        gathering = Gathering(store, rank, size, time.monotonic() + timeout_s, timeout_s)
         hosts = gathering.share("host", {"host": _host_id(), "unix": unix.getsockname().decode()[1:]})
         mine = hosts[rank]["host"]
         near = [peer for peer in range(size) if hosts[peer]["host"] == mine]

@@ -1,4 +1,4 @@
-"""What torchrun says to the workers that it starts again: it gives them the store of the dead ones, with all their words.
+"""What torchrun says to the workers that it starts again: it gives them the store of the dead, with all their words.
 
 A program of somebody else's has no entry of ours to hand this down from, so it is read here from the environment, where
 torch itself looks for it.

@@ -129,10 +129,6 @@ class Reader(_Ring):
         self._wake = wake
         self._position = 0
 
-    @property
-    def has_frame(self) -> bool:
-        return bool(self._words[self._tail] != self._position)
-
     def peek(self) -> tuple[Header, Bytes] | None:
         """The next frame, in place: valid until `pop`."""
         while self._words[self._tail] != self._position:
